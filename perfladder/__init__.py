@@ -1,0 +1,36 @@
+"""perfladder finds why a PyTorch inference pipeline is slow, and makes it faster, with evidence.
+
+`import perfladder as pl`; names are imported when first used, so that the command line answers at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from perfladder.ladder import climb as climb
+    from perfladder.trace.model import Trace as Trace
+    from perfladder.workload import Workload as Workload
+    from perfladder.workload import load_workload as load_workload
+
+__version__ = "0.1.0"
+
+_LAZY = {
+    "Trace": "perfladder.trace.model",
+    "Workload": "perfladder.workload",
+    "climb": "perfladder.ladder",
+    "load_workload": "perfladder.workload",
+}
+
+__all__ = ["Trace", "Workload", "__version__", "climb", "load_workload"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'perfladder' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,259 @@
+"""Where a workload runs: what is stable (the fingerprint), and what moves (the snapshot beside it)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import subprocess
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from pydantic import JsonValue
+
+from perfladder.models import Model, digest
+
+_PACKAGES = ("torch", "numpy", "diffusers", "transformers", "torchao", "triton", "safetensors", "perfladder")
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TORCH_NUM_THREADS")
+
+
+class Device(Model):
+    """One accelerator as its driver names it."""
+
+    index: int
+    name: str
+    uuid: str | None = None
+    total_memory_bytes: int
+    capability: str | None = None
+
+
+class DeviceProcess(Model):
+    """A process that holds memory on an accelerator."""
+
+    pid: int
+    name: str
+    memory_bytes: int | None = None
+
+
+class DeviceSnapshot(Model):
+    """The moving state of one accelerator; None where the driver does not say."""
+
+    index: int
+    free_memory_bytes: int | None = None
+    sm_clock_mhz: int | None = None
+    memory_clock_mhz: int | None = None
+    temperature_c: int | None = None
+    power_w: float | None = None
+    utilization_frac: float | None = None
+    other_processes: list[DeviceProcess] = []
+
+
+class Snapshot(Model):
+    """Load and clocks at one moment: never part of a fingerprint."""
+
+    load_average_1m: float
+    available_memory_bytes: int
+    devices: list[DeviceSnapshot] = []
+
+
+class Environment(Model):
+    """What stays the same from run to run on one machine."""
+
+    python: str
+    packages: dict[str, str]
+    system: str
+    cpu: str
+    num_cpus: int
+    total_memory_bytes: int
+    torch_threads: int
+    torch_interop_threads: int
+    thread_variables: dict[str, str]
+    accelerator: str | None
+    driver: str | None
+    accelerator_runtime: str | None
+    devices: list[Device]
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hexadecimal digits over everything here."""
+        return digest(self.model_dump(mode="json"))
+
+
+class GitState(Model):
+    """The commit of the folder that holds the user's code; None outside a repository."""
+
+    commit: str | None
+    dirty: bool
+
+    def as_configuration(self) -> dict[str, JsonValue]:
+        """The fields that join the configuration fingerprint."""
+        return {"commit": self.commit, "dirty": self.dirty}
+
+
+def collect_environment(variables: Mapping[str, str]) -> Environment:
+    """Describe this process and machine; imports torch.
+
+    Args:
+        variables: The process's environment variables (only thread settings are read).
+    """
+    import psutil
+    import torch
+
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return Environment(
+        python=platform.python_version(),
+        packages=installed_versions(_PACKAGES),
+        system=f"{platform.system()} {platform.release()} {platform.machine()}",
+        cpu=_cpu_name(),
+        num_cpus=len(os.sched_getaffinity(0)),
+        total_memory_bytes=psutil.virtual_memory().total,
+        torch_threads=torch.get_num_threads(),
+        torch_interop_threads=torch.get_num_interop_threads(),
+        thread_variables={name: variables[name] for name in _THREAD_VARIABLES if name in variables},
+        accelerator=accelerator.type if accelerator else None,
+        driver=nvidia_driver(),
+        accelerator_runtime=torch.version.cuda or getattr(torch.version, "hip", None),
+        devices=_devices(accelerator.type) if accelerator else [],
+    )
+
+
+def take_snapshot() -> Snapshot:
+    """Read load and clocks now; costs a few milliseconds and touches no CUDA context."""
+    import psutil
+
+    return Snapshot(
+        load_average_1m=os.getloadavg()[0],
+        available_memory_bytes=psutil.virtual_memory().available,
+        devices=_nvidia_snapshots(),
+    )
+
+
+def installed_versions(packages: tuple[str, ...]) -> dict[str, str]:
+    """Versions of those packages that are installed, from their metadata; imports none of them."""
+    found = {}
+    for package in packages:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
+    return found
+
+
+def git_state(folder: Path) -> GitState:
+    """Ask git for the commit of `folder`; no repository or no git is `commit=None`."""
+
+    def git(*arguments: str) -> str | None:
+        command = ["git", "-C", str(folder), *arguments]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    commit = git("rev-parse", "HEAD")
+    return GitState(commit=commit, dirty=bool(commit and git("status", "--porcelain", "--untracked-files=no")))
+
+
+def nvidia_driver() -> str | None:
+    """The NVIDIA driver's version, or None without one."""
+    with _nvml() as nvml:
+        return str(nvml.nvmlSystemGetDriverVersion()) if nvml else None
+
+
+def _cpu_name() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def _devices(accelerator: str) -> list[Device]:
+    import torch
+
+    backend = getattr(torch, accelerator)
+    devices = []
+    for index in range(torch.accelerator.device_count()):
+        properties = backend.get_device_properties(index)
+        capability = ".".join(str(part) for part in (getattr(properties, "major", ""), getattr(properties, "minor", "")))
+        devices.append(
+            Device(
+                index=index,
+                name=properties.name,
+                uuid=str(properties.uuid) if hasattr(properties, "uuid") else None,
+                total_memory_bytes=properties.total_memory,
+                capability=capability.strip(".") or None,
+            )
+        )
+    return devices
+
+
+@contextlib.contextmanager
+def _nvml() -> Any:
+    """Yield an initialised NVML binding, or None where there is no NVIDIA driver."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        yield None
+        return
+    try:
+        yield pynvml
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _nvidia_snapshots() -> list[DeviceSnapshot]:
+    with _nvml() as nvml:
+        if nvml is None:
+            return []
+        return [_nvidia_snapshot(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
+
+
+def _nvidia_snapshot(nvml: Any, index: int) -> DeviceSnapshot:
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+
+    def ask(name: str, *arguments: Any) -> Any:
+        """One reading; a driver or a virtual machine may not offer it."""
+        try:
+            return getattr(nvml, name)(handle, *arguments)
+        except nvml.NVMLError:
+            return None
+
+    memory, utilization = ask("nvmlDeviceGetMemoryInfo"), ask("nvmlDeviceGetUtilizationRates")
+    power_mw = ask("nvmlDeviceGetPowerUsage")
+    return DeviceSnapshot(
+        index=index,
+        free_memory_bytes=memory.free if memory else None,
+        sm_clock_mhz=ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
+        memory_clock_mhz=ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM),
+        temperature_c=ask("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
+        power_w=power_mw / 1000 if power_mw is not None else None,
+        utilization_frac=utilization.gpu / 100 if utilization else None,
+        other_processes=[
+            DeviceProcess(pid=process.pid, name=_process_name(process.pid), memory_bytes=process.usedGpuMemory)
+            for process in ask("nvmlDeviceGetComputeRunningProcesses") or []
+            if process.pid not in _own_family()
+        ],
+    )
+
+
+def _own_family() -> set[int]:
+    """This process, its ancestors and its descendants: the ladder's own processes are no foreign load."""
+    import psutil
+
+    own = psutil.Process()
+    with contextlib.suppress(psutil.Error):
+        return {own.pid, *(p.pid for p in own.parents()), *(p.pid for p in own.children(recursive=True))}
+    return {own.pid}
+
+
+def _process_name(pid: int) -> str:
+    import psutil
+
+    try:
+        return psutil.Process(pid).name()
+    except psutil.Error:
+        return "unknown"
+

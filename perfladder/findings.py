@@ -1,0 +1,269 @@
+"""What the evidence says, and the one table that decides how far the ladder is climbed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Literal, NamedTuple
+
+from perfladder.models import Model
+from perfladder.rungs.base import RungResult
+from perfladder.rungs.capture import CaptureResult
+from perfladder.rungs.harness import HarnessResult
+from perfladder.rungs.kernels import KernelsResult
+from perfladder.rungs.regions import RegionsResult
+from perfladder.rungs.stages import StagesResult
+from perfladder.stats import Interval
+from perfladder.target import LoadedInfo
+from perfladder.workload import Workload
+
+Kind = Literal[
+    "dominant_stage",
+    "outside_dominates",
+    "no_dominant_stage",
+    "cadence_met",
+    "cadence_missed",
+    "device_mostly_idle",
+    "dominant_region",
+    "outside_regions",
+    "replay_faithful",
+    "replay_timing_differs",
+    "replay_output_differs",
+    "not_replayable",
+    "dominant_kernels",
+    "profiler_distorts",
+]
+
+_DOMINANT_SHARE = 0.5
+_CLEAR_SHARE = 0.2
+_BUSY_FRAC = 0.9
+_DISTORTION = 1.5
+
+
+class Evidence(Model):
+    """One number that a finding rests on, and where it stands."""
+
+    metric: str
+    value: float
+    unit: str
+    source: str
+
+
+class Finding(Model):
+    """A claim with its evidence, its uncertainty, what would refute it, and the smallest next experiment."""
+
+    kind: Kind
+    rung: str
+    claim: str
+    stage: str | None = None
+    evidence: list[Evidence]
+    uncertainty: str
+    refuted_by: str
+    next_experiment: str
+
+
+class PolicyRow(NamedTuple):
+    """A finding of this kind makes these rungs needless."""
+
+    kind: Kind
+    skips: tuple[str, ...]
+    reason: str
+
+
+POLICY = (
+    PolicyRow(
+        "outside_dominates",
+        ("capture", "harness", "kernels"),
+        "Most of the time is outside every stage, so no stage is worth replaying alone.",
+    ),
+    PolicyRow(
+        "not_replayable",
+        ("harness", "kernels"),
+        "The dominating stage cannot be replayed alone, so there is nothing to attribute kernels in.",
+    ),
+    PolicyRow(
+        "replay_output_differs",
+        ("kernels",),
+        "The replay does not compute what the pipeline computes, so its kernels are no evidence.",
+    ),
+)
+"""The stopping policy. Whatever is in no row goes on to the next rung."""
+
+
+def rungs_to_skip(findings: list[Finding]) -> dict[str, str]:
+    """The rungs that the findings make needless, with the reason."""
+    kinds = {finding.kind for finding in findings}
+    skipped: dict[str, str] = {}
+    for row in POLICY:
+        if row.kind in kinds:
+            for rung in row.skips:
+                skipped.setdefault(rung, row.reason)
+    return skipped
+
+
+def collect_findings(workload: Workload, info: LoadedInfo, results: Mapping[str, RungResult]) -> list[Finding]:
+    """Derive all findings from the results so far; the same results always give the same findings."""
+    found: list[Finding] = []
+    for result in results.values():
+        derive = _DERIVATIONS.get(type(result))
+        if result.status == "done" and derive is not None:
+            found += derive(result, workload)
+        elif isinstance(result, CaptureResult) and result.status == "not_applicable":
+            found += _not_replayable(result)
+    return found
+
+
+def _from_stages(result: StagesResult, workload: Workload) -> list[Finding]:
+    timing, found = result.default, []
+    outside, interval = timing.outside_share, timing.outside_share_interval
+    top = timing.stages[0] if timing.stages else None
+    outside_evidence = Evidence(metric="outside_share", value=outside, unit="of wall time", source=_where("stages", "outside_share"))
+    if top is None or (interval.low > _DOMINANT_SHARE and outside > top.share):
+        found.append(
+            Finding(
+                kind="outside_dominates",
+                rung="stages",
+                claim=f"{outside:.0%} of the time is outside every stage: in the pipeline's own code or in parts that are not observed.",
+                evidence=[outside_evidence],
+                uncertainty=_interval_text(interval),
+                refuted_by="a stage, named under 'stages', that covers this time",
+                next_experiment=(
+                    "Read the regions of rung 2 for what runs outside; name the methods that do the work under 'stages' "
+                    "in the workload and run again."
+                ),
+            )
+        )
+    elif top.share_interval.low > _CLEAR_SHARE:
+        rivals = [stage for stage in timing.stages[1:] if stage.share_interval.high > top.share_interval.low]
+        found.append(
+            Finding(
+                kind="dominant_stage",
+                rung="stages",
+                stage=top.name,
+                claim=f"Stage {top.name} holds {top.share:.0%} of the time, in {top.calls_per_run:g} calls a run.",
+                evidence=[
+                    Evidence(metric="share", value=top.share, unit="of wall time", source=_where("stages", top.name)),
+                    Evidence(metric="cost_ms_p50", value=top.cost_ms.summary.p50, unit="ms", source=_where("stages", top.name)),
+                    outside_evidence,
+                ],
+                uncertainty=_interval_text(top.share_interval)
+                + (f"; {', '.join(stage.name for stage in rivals)} cannot be told from it" if rivals else ""),
+                refuted_by="another stage holding more on the same workload, beyond the interval",
+                next_experiment=f"Replay {top.name} alone (rung 3) and attribute its kernels (rung 4).",
+            )
+        )
+    else:
+        found.append(
+            Finding(
+                kind="no_dominant_stage",
+                rung="stages",
+                stage=top.name,
+                claim=f"No stage stands out: the largest, {top.name}, holds {top.share:.0%}.",
+                evidence=[Evidence(metric="share", value=top.share, unit="of wall time", source=_where("stages", top.name))],
+                uncertainty=_interval_text(top.share_interval),
+                refuted_by="coarser stages, named under 'stages', of which one dominates",
+                next_experiment="Read the regions of rung 2; name coarser stages in the workload.",
+            )
+        )
+    return found + _cadence(result, workload)
+
+
+def _cadence(result: StagesResult, workload: Workload) -> list[Finding]:
+    cadence, media = result.default.cadence, workload.media
+    if cadence is None or media is None or cadence.headroom_ms is None:
+        return []
+    is_met = cadence.headroom_ms >= 0
+    return [
+        Finding(
+            kind="cadence_met" if is_met else "cadence_missed",
+            rung="stages",
+            claim=(
+                f"p95 chunk latency is {cadence.chunk_ms.p95:.1f} ms against {media.chunk_ms:.1f} ms of media minus a margin of "
+                f"{media.margin_ms:.1f} ms: {abs(cadence.headroom_ms):.1f} ms {'of headroom' if is_met else 'too late'}."
+            ),
+            evidence=[
+                Evidence(metric="chunk_ms_p95", value=cadence.chunk_ms.p95, unit="ms", source=_where("stages", "cadence")),
+                Evidence(metric="num_late_chunks", value=cadence.num_late_chunks or 0, unit="chunks", source=_where("stages", "cadence")),
+            ],
+            uncertainty=f"{cadence.chunk_ms.n} chunks, from {cadence.chunk_ms.min:.1f} to {cadence.chunk_ms.max:.1f} ms",
+            refuted_by="a longer run in which the p95 crosses the limit",
+            next_experiment="Raise measured_runs until p95 rests on at least 100 chunks."
+            if cadence.chunk_ms.n < 100
+            else "Speed up the dominating stage, or lower the cadence that is asked for.",
+        )
+    ]
+
+
+def _not_replayable(result: CaptureResult) -> list[Finding]:
+    return [
+        Finding(
+            kind="not_replayable",
+            rung="capture",
+            stage=result.stage,
+            claim=result.reason or "The dominating stage cannot be replayed alone.",
+            evidence=[],
+            uncertainty="none: the stage's inputs were looked at",
+            refuted_by="a call site inside the stage that takes and returns plain tensors",
+            next_experiment="Name a narrower call site under 'stages', such as the module that the stage calls.",
+        )
+    ]
+
+
+def _from_harness(result: HarnessResult, workload: Workload) -> list[Finding]:
+    assert result.timing_ratio is not None and result.timing_ratio_interval is not None
+    ratio = Evidence(metric="timing_ratio", value=result.timing_ratio, unit="replayed / in pipeline", source=_where("harness", "timing_ratio"))
+    error = Evidence(
+        metric="max_rel_error",
+        value=max(call.parity.max_rel_error for call in result.calls),
+        unit="of the largest value",
+        source=_where("harness", "parity"),
+    )
+    kind: Kind
+    if result.parity == "different" or any(call.second_replay_differs for call in result.calls):
+        kind, claim = "replay_output_differs", f"The replay of {result.stage} is not faithful. {' '.join(result.unfaithful_because)}"
+        next_experiment = "Name a call site that holds its own state under 'stages', or remove the hidden state, and run again."
+    elif not result.is_timing_faithful:
+        kind, claim = "replay_timing_differs", f"The replay of {result.stage} gives the same output. {result.unfaithful_because[0]}"
+        next_experiment = "Use the replay for shares and kernels only; time changes in the whole pipeline."
+    else:
+        kind = "replay_faithful"
+        parity = "bit for bit" if result.parity == "exact" else "within tolerance"
+        claim = f"{result.stage} alone behaves as in the pipeline: the same output {parity}, {result.timing_ratio:.2f} times its duration."
+        next_experiment = "Try a change on the replay first: it takes seconds, and stands for the pipeline."
+    return [
+        Finding(
+            kind=kind,
+            rung="harness",
+            stage=result.stage,
+            claim=claim,
+            evidence=[ratio, error],
+            uncertainty="timing ratio " + _interval_text(result.timing_ratio_interval, percent=False),
+            refuted_by="a replay on an idle machine that says otherwise",
+            next_experiment=next_experiment,
+        )
+    ]
+
+
+def _from_regions(result: RegionsResult, workload: Workload) -> list[Finding]:
+    return []
+
+
+def _from_kernels(result: KernelsResult, workload: Workload) -> list[Finding]:
+    return []
+
+
+_DERIVATIONS: dict[type[RungResult], Callable[..., list[Finding]]] = {
+    StagesResult: _from_stages,
+    HarnessResult: _from_harness,
+    RegionsResult: _from_regions,
+    KernelsResult: _from_kernels,
+}
+
+
+def _where(rung: str, field: str) -> str:
+    return f"{rung}.json: {field}"
+
+
+def _interval_text(interval: Interval, *, percent: bool = True) -> str:
+    if percent:
+        return f"95 % interval {interval.low:.1%} to {interval.high:.1%}, runs of one process"
+    return f"95 % interval {interval.low:.2f} to {interval.high:.2f}"

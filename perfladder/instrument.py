@@ -1,0 +1,413 @@
+"""Call sites on the user's object: find them, and observe their calls with hooks that always come off again.
+
+A call site is a dotted path on the target: `unet`, `vae.decode`, `scheduler.step`, `text_encoder.encoder.layers.3`.
+Stage timing, regions, capture and kernel attribution are observers of this one primitive.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from perfladder.errors import InputError
+from perfladder.text import near_names
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_ENTRY_POINTS = ("encode", "decode", "generate", "sample", "prefill", "step", "preprocess", "postprocess", "add_noise")
+"""Methods that pipelines call on their parts as often as the parts themselves."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """One observable place: the module at `path`, or the method that `path` ends in."""
+
+    path: str
+    owner: Any = field(repr=False, compare=False)
+    method: str | None = None
+
+    @property
+    def is_module(self) -> bool:
+        """Whether calls are those of an `nn.Module` itself, seen by its hooks."""
+        return self.method is None
+
+    @property
+    def owner_type(self) -> str:
+        """Qualified class name of the module, or of the object that has the method."""
+        return f"{type(self.owner).__module__}.{type(self.owner).__qualname__}"
+
+
+class Observer:
+    """What is told of each call. `enter` returns a token that comes back to `leave`."""
+
+    def enter(self, site: Site, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call begins."""
+
+    def leave(self, site: Site, token: Any, result: Any) -> None:
+        """The call has ended; `result` is None when it raised or was cut off."""
+
+    def enter_item(self, site: Site) -> Any:
+        """A generator or coroutine of this site resumes; it pauses at `leave`."""
+        return self.enter(site, (), {})
+
+
+@dataclass
+class Instrumentation:
+    """The state of one `instrument` block, complete once the block has ended."""
+
+    sites: list[Site]
+    aliases: dict[str, str] = field(default_factory=dict)
+    unobservable: dict[str, str] = field(default_factory=dict)
+    lost: list[str] = field(default_factory=list)
+    num_cut_off: int = 0
+
+
+class _Stacks:
+    """Open calls of every thread, so that whatever is still open can be unwound at the end."""
+
+    def __init__(self, observer: Observer) -> None:
+        self.observer = observer
+        self._local = threading.local()
+        self._all: list[list[tuple[Site, Any]]] = []
+        self.num_cut_off = 0
+
+    def push(self, site: Site, token: Any) -> None:
+        try:
+            stack = self._local.stack
+        except AttributeError:
+            stack = self._local.stack = []
+            self._all.append(stack)
+        stack.append((site, token))
+
+    def pop(self, site: Site, result: Any) -> None:
+        """Close the innermost open call of `site`, and those inside it that never said goodbye."""
+        stack = getattr(self._local, "stack", [])
+        if not any(open_site is site for open_site, _ in stack):
+            return
+        while stack:
+            open_site, token = stack.pop()
+            is_match = open_site is site
+            self.num_cut_off += not is_match
+            self.observer.leave(open_site, token, result if is_match else None)
+            if is_match:
+                return
+
+    def unwind(self) -> None:
+        """`always_call` hooks do not fire on KeyboardInterrupt and SystemExit, so the block closes what is open."""
+        for stack in self._all:
+            while stack:
+                site, token = stack.pop()
+                self.num_cut_off += 1
+                self.observer.leave(site, token, None)
+
+
+@contextmanager
+def instrument(sites: Iterable[Site], observer: Observer) -> Iterator[Instrumentation]:
+    """Observe every call of each site inside the block; nothing stays behind after it, also when it raises.
+
+    A module object is hooked once, however many paths lead to it: further paths become `aliases`.
+    """
+    state = Instrumentation(sites=[])
+    stacks = _Stacks(observer)
+    undo: list[Callable[[], bool]] = []
+    first_path: dict[tuple[int, str | None], str] = {}
+    try:
+        for site in sites:
+            key = (id(site.owner), site.method)
+            if key in first_path:
+                state.aliases[site.path] = first_path[key]
+                continue
+            first_path[key] = site.path
+            try:
+                undo.append(_attach_module(site, stacks) if site.is_module else _attach_method(site, stacks))
+                state.sites.append(site)
+            except (AttributeError, TypeError) as error:
+                state.unobservable[site.path] = str(error)
+        yield state
+    finally:
+        for site, remove in reversed(list(zip(state.sites, undo, strict=True))):
+            if not remove():
+                state.lost.append(site.path)
+        stacks.unwind()
+        state.num_cut_off = stacks.num_cut_off
+
+
+def _attach_module(site: Site, stacks: _Stacks) -> Callable[[], bool]:
+    module: nn.Module = site.owner
+
+    def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        stacks.push(site, stacks.observer.enter(site, args, kwargs))
+
+    def after(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
+        stacks.pop(site, result)
+        return _observe_items(result, site, stacks) if _has_items(result) else None
+
+    handles = [
+        module.register_forward_pre_hook(before, with_kwargs=True),
+        module.register_forward_hook(after, with_kwargs=True, always_call=True),
+    ]
+
+    def remove() -> bool:
+        was_there = all(handle.id in (handle.hooks_dict_ref() or {}) for handle in handles)
+        for handle in handles:
+            handle.remove()
+        return was_there
+
+    return remove
+
+
+def _attach_method(site: Site, stacks: _Stacks) -> Callable[[], bool]:
+    """Put a wrapper with the same signature into the owner's own attributes."""
+    assert site.method is not None
+    original = getattr(site.owner, site.method)
+    own: dict[str, Any] | None = getattr(site.owner, "__dict__", None)
+    if not isinstance(own, dict):
+        raise TypeError(f"{site.owner_type} has no attributes of its own (slots), so its methods cannot be observed")
+    was_own, previous = site.method in own, own.get(site.method)
+
+    @functools.wraps(original)
+    def observed(*args: Any, **kwargs: Any) -> Any:
+        stacks.push(site, stacks.observer.enter(site, args, kwargs))
+        result = None
+        try:
+            result = original(*args, **kwargs)
+        finally:
+            stacks.pop(site, result)
+        return _observe_items(result, site, stacks) if _has_items(result) else result
+
+    own[site.method] = observed
+
+    def remove() -> bool:
+        was_there = own.get(site.method) is observed
+        if was_there:
+            if was_own:
+                own[site.method] = previous
+            else:
+                del own[site.method]
+        return was_there
+
+    return remove
+
+
+def _has_items(result: Any) -> bool:
+    return inspect.isgenerator(result) or inspect.iscoroutine(result) or inspect.isasyncgen(result)
+
+
+def _observe_items(result: Any, site: Site, stacks: _Stacks) -> Any:
+    """The work of a generator or coroutine happens when it is resumed: observe each resumption."""
+    if inspect.isgenerator(result):
+        return _observe_generator(result, site, stacks)
+    if inspect.iscoroutine(result):
+        return _await_observed(result, site, stacks)
+    return _observe_async_generator(result, site, stacks)
+
+
+def _resume(step: Callable[[], Any], site: Site, stacks: _Stacks) -> Any:
+    stacks.push(site, stacks.observer.enter_item(site))
+    try:
+        return step()
+    finally:
+        stacks.pop(site, None)
+
+
+def _observe_generator(inner: Generator[Any, Any, Any], site: Site, stacks: _Stacks) -> Generator[Any, Any, Any]:
+    """Drive a generator (or the generator side of an awaitable), one observed span for each resumption."""
+    step: Callable[[], Any] = functools.partial(next, inner)
+    try:
+        while True:
+            try:
+                item = _resume(step, site, stacks)
+            except StopIteration as stop:
+                return stop.value
+            try:
+                sent = yield item
+                step = functools.partial(inner.send, sent)
+            except GeneratorExit:
+                raise
+            except BaseException as error:
+                step = functools.partial(inner.throw, error)
+    finally:
+        inner.close()
+
+
+class _Awaitable:
+    """Awaits `inner` with each await-free part observed."""
+
+    def __init__(self, inner: Any, site: Site, stacks: _Stacks) -> None:
+        self._parts = _observe_generator(inner.__await__(), site, stacks)
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        return self._parts
+
+
+async def _await_observed(coroutine: Any, site: Site, stacks: _Stacks) -> Any:
+    return await _Awaitable(coroutine, site, stacks)
+
+
+async def _observe_async_generator(inner: Any, site: Site, stacks: _Stacks) -> AsyncIterator[Any]:
+    try:
+        while True:
+            try:
+                item = await _Awaitable(inner.__anext__(), site, stacks)
+            except StopAsyncIteration:
+                return
+            yield item
+    finally:
+        await inner.aclose()
+
+
+def named_modules_of(obj: Any) -> list[tuple[str, nn.Module]]:
+    """The modules that an object is made of: itself (path ""), or those that its attributes hold, also in lists and dicts."""
+    from torch import nn
+
+    if isinstance(obj, nn.Module):
+        return [("", obj)]
+    found: dict[int, tuple[str, nn.Module]] = {}
+    for path, value in _parts(obj):
+        if isinstance(value, nn.Module):
+            found.setdefault(id(value), (path, value))
+    return list(found.values())
+
+
+def stage_sites(obj: Any) -> list[Site]:
+    """Coarse call sites to time by default: a pipeline's parts and the methods it is known to call on them.
+
+    For a bare module these are its children; for any object also its own public methods. Sites that a run never
+    reaches cost nothing and are dropped by the caller.
+    """
+    from torch import nn
+
+    if isinstance(obj, nn.Module):
+        inner = getattr(obj, "_orig_mod", obj)
+        prefix = "" if inner is obj else "_orig_mod."
+        sites = [Site(prefix + path, child) for path, child in _children(inner)]
+        return sites or [Site("", obj)]
+    sites = [Site(name, obj, name) for name in _public_methods(obj)]
+    for path, part in _parts(obj):
+        if isinstance(part, nn.Module):
+            sites.append(Site(path, part))
+        methods = [name for name in _ENTRY_POINTS if inspect.isroutine(getattr(type(part), name, None))]
+        sites += [Site(f"{path}.{name}", part, name) for name in methods]
+    return sites
+
+
+def module_sites(module: nn.Module, path: str = "") -> list[Site]:
+    """Every submodule once, by its first path, the module itself included; containers that are never called too."""
+    return [Site(".".join(filter(None, (path, name))), child) for name, child in module.named_modules()]
+
+
+def resolve_sites(obj: Any, paths: Iterable[str]) -> list[Site]:
+    """Turn paths that a user wrote into sites.
+
+    Raises:
+        InputError: A path does not exist, or leads to something that cannot be called.
+    """
+    return [resolve_site(obj, path) for path in paths]
+
+
+def resolve_site(obj: Any, path: str, *, field_name: str = "stages") -> Site:
+    """Turn one path into a site; see `resolve_sites`."""
+    from torch import nn
+
+    found = attribute_at(obj, path, field_name=field_name)
+    if isinstance(found, nn.Module):
+        return Site(path, found)
+    if not callable(found):
+        raise InputError(f"{field_name}: {path!r} is a {type(found).__name__}; a call site is a module or a method.")
+    owner_path, _, name = path.rpartition(".")
+    return Site(path, attribute_at(obj, owner_path, field_name=field_name), name)
+
+
+def attribute_at(obj: Any, path: str, *, field_name: str) -> Any:
+    """Follow a dotted path; a part may be an index or key of a container, as in `blocks.0`.
+
+    Raises:
+        InputError: There is no such attribute; near names are suggested.
+    """
+    current = obj
+    walked: list[str] = []
+    for part in path.split(".") if path else []:
+        following = _step(current, part)
+        if following is _ABSENT:
+            where = ".".join(walked) or f"the target ({type(obj).__name__})"
+            raise InputError(f"{field_name}: {where} has no {part!r}. {near_names(part, _names_at(current), 'names there')}")
+        current = following
+        walked.append(part)
+    return current
+
+
+def set_attribute_at(obj: Any, path: str, value: Any) -> None:
+    """Replace what `attribute_at` finds."""
+    owner_path, _, name = path.rpartition(".")
+    owner = attribute_at(obj, owner_path, field_name=path)
+    if isinstance(owner, dict):
+        owner[name] = value
+    elif name.isdigit() and not hasattr(owner, name):
+        owner[int(name)] = value
+    else:
+        setattr(owner, name, value)
+
+
+_ABSENT = object()
+
+
+def _step(current: Any, part: str) -> Any:
+    if isinstance(current, dict) and part in current:
+        return current[part]
+    if part.isdigit() and isinstance(current, (list, tuple)):
+        return current[int(part)] if int(part) < len(current) else _ABSENT
+    return getattr(current, part, _ABSENT)
+
+
+def _names_at(current: Any) -> list[str]:
+    """What a path could go on with: modules first, since these are what is usually meant."""
+    if isinstance(current, dict):
+        return [str(key) for key in current]
+    if isinstance(current, (list, tuple)):
+        return [str(index) for index in range(len(current))]
+    modules = list(getattr(current, "_modules", {})) or [path for path, _ in named_modules_of(current)]
+    own = [name for name in vars(current) if not name.startswith("_")] if hasattr(current, "__dict__") else []
+    return list(dict.fromkeys([*modules, *_public_methods(current), *own]))
+
+
+def _parts(obj: Any) -> Iterator[tuple[str, Any]]:
+    """Named parts of an object: its attributes, with plain lists, tuples and dicts opened one level."""
+    attributes = dict(vars(obj)) if hasattr(obj, "__dict__") else {}
+    attributes.update(getattr(obj, "_modules", {}))
+    for name, value in attributes.items():
+        if name.startswith("_"):
+            continue
+        if isinstance(value, dict):
+            yield from ((f"{name}.{key}", inner) for key, inner in value.items() if isinstance(key, str) and "." not in key)
+        elif isinstance(value, (list, tuple)):
+            yield from ((f"{name}.{index}", inner) for index, inner in enumerate(value))
+        elif value is not None and not inspect.isroutine(value) and not isinstance(value, type):
+            yield name, value
+
+
+def _children(module: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Direct children, with containers that have no forward of their own opened."""
+    from torch import nn
+
+    found = []
+    for name, child in module.named_children():
+        if isinstance(child, (nn.ModuleList, nn.ModuleDict)):
+            found += [(f"{name}.{inner}", grandchild) for inner, grandchild in _children(child)]
+        else:
+            found.append((name, child))
+    return found
+
+
+def _public_methods(obj: Any) -> list[str]:
+    """Plain methods that the object's own class declares, not those it inherits from a library's base."""
+    from torch import nn
+
+    if isinstance(obj, nn.Module):
+        return []
+    return [n for n, value in vars(type(obj)).items() if not n.startswith("_") and inspect.isfunction(value)]

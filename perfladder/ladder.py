@@ -1,0 +1,363 @@
+"""The ordered list of rungs, and the climb: the same for the plain, server-less way and for the Prefect flow."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from perfladder.device_lock import device_lock
+from perfladder.errors import InputError, PerfladderError, RungError
+from perfladder.findings import Finding, collect_findings, rungs_to_skip
+from perfladder.models import Model
+from perfladder.rundir import RunDirectory, RunStatus, read_model
+from perfladder.rungs.base import RungContext, RungResult
+from perfladder.session import Request, Result, Session
+from perfladder.target import LoadedInfo, LoadRequest, PreloadRequest, load, preload
+from perfladder.text import near_names
+from perfladder.workload import Workload, WorkloadFile
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One entry of the ladder. `number` is the rung as users count it; capture is the first half of rung 3."""
+
+    number: int
+    name: str
+    result: str
+    question: str
+    cost: str
+
+    @property
+    def module(self) -> Any:
+        """The rung's module, with its `run` and its result class; imported when needed."""
+        return importlib.import_module(f"perfladder.rungs.{self.name}")
+
+    @property
+    def result_type(self) -> type[RungResult]:
+        """The class of its result."""
+        kind: type[RungResult] = getattr(self.module, self.result)
+        return kind
+
+
+# Within the broad session the order is time, capture, profile: a process that has profiled stays slower.
+RUNGS = (
+    Rung(1, "stages", "StagesResult", "Which stage dominates the metric that matters?", "plain runs"),
+    Rung(3, "capture", "CaptureResult", "What does that stage receive and return?", "plain runs"),
+    Rung(2, "regions", "RegionsResult", "How much time is in which module, and how much outside any?", "a profiled window"),
+    Rung(3, "harness", "HarnessResult", "Does that stage, alone, behave as in the pipeline?", "a replay process"),
+    Rung(4, "kernels", "KernelsResult", "Which kernels, from which operator and module?", "a profiled replay"),
+)
+
+
+def rung_named(name: str) -> Rung:
+    """Look a rung up.
+
+    Raises:
+        InputError: There is none of that name.
+    """
+    for rung in RUNGS:
+        if rung.name == name:
+            return rung
+    raise InputError(f"There is no rung {name!r}. {near_names(name, [rung.name for rung in RUNGS], 'rungs')}")
+
+
+class _LazySession:
+    """A session that loads the target on first use, and is started again after it died."""
+
+    def __init__(self, file: WorkloadFile, log_path: Path, environment: dict[str, str] | None) -> None:
+        self.file, self.log_path, self.environment = file, log_path, environment
+        self._session: Session | None = None
+        self._is_loading = self._is_loaded = self._is_preloading = False
+        self.info: LoadedInfo | None = None
+
+    def start(self) -> Session:
+        """The running child, started if there is none."""
+        if self._session is None or not self._session.is_alive:
+            self.close()
+            self._session = Session(self.file, log_path=self.log_path, environment=self.environment)
+            self._session.__enter__()
+        return self._session
+
+    def begin_load(self) -> None:
+        """Let the child load the target while this process does other things."""
+        self.start().submit(load, LoadRequest())
+        self._is_loading = True
+
+    def begin_preload(self) -> None:
+        """Let the child import the target's module, without building anything yet."""
+        self.start().submit(preload, PreloadRequest())
+        self._is_preloading = True
+
+    def finish_preload(self) -> None:
+        """Wait for the imports, so that nothing runs beside a measurement; a failure shows when it loads."""
+        if self._is_preloading and self._session is not None:
+            self._is_preloading = False
+            with contextlib.suppress(PerfladderError):
+                self._session.result(preload, timeout_s=self.file.workload.timeout_s)
+
+    def loaded(self) -> Session:
+        """The child with the target loaded."""
+        timeout_s = self.file.workload.timeout_s
+        self.finish_preload()
+        if self._session is not None and not self._session.is_alive and not self._is_loading:
+            self._is_loaded = False
+        if not self._is_loaded:
+            if not self._is_loading:
+                self.begin_load()
+            self._is_loading = False
+            self.info = self.start().result(load, timeout_s=timeout_s)
+            self._is_loaded = True
+        assert self._session is not None
+        return self._session
+
+    def call(self, measure: Callable[[Any, Request], Result], request: Request, *, timeout_s: float) -> Result:
+        """Run a measuring function where the target is loaded."""
+        return self.loaded().call(measure, request, timeout_s=timeout_s)
+
+    def close(self) -> None:
+        """End the child."""
+        if self._session is not None:
+            self._session.close()
+        self._session = None
+        self._is_loading = self._is_loaded = self._is_preloading = False
+
+
+class ClimbOutcome(Model):
+    """How a climb ended."""
+
+    run_dir: str
+    status: RunStatus
+    exit_code: int
+    stopped_because: str | None
+    findings: list[Finding]
+
+
+class Climb:
+    """One run of the ladder, rung by rung; a context manager that leaves no process behind.
+
+    Args:
+        file: The workload.
+        source: What the user named, for the record.
+        runs_dir: The folder that run directories are made in.
+        until: The last rung to climb, by name.
+        tell: Shows one line of progress.
+        environment: Environment variables of the children; by default this process's.
+    """
+
+    def __init__(
+        self,
+        file: WorkloadFile,
+        *,
+        source: str,
+        runs_dir: Path,
+        until: str = RUNGS[-1].name,
+        tell: Tell = lambda _: None,
+        environment: dict[str, str] | None = None,
+    ) -> None:
+        last = RUNGS.index(rung_named(until))
+        self.rungs = RUNGS[: last + 1]
+        self.file = file
+        self.tell = tell
+        self.results: dict[str, RungResult] = {}
+        self.findings: list[Finding] = []
+        self.run = RunDirectory.create(runs_dir, file.workload, source=source, base_dir=file.base_dir)
+        environment = dict(environment if environment is not None else os.environ)
+        self._broad = _LazySession(file, self.run.path / "session.log", environment)
+        self._replay = _LazySession(file, self.run.path / "replay.log", environment)
+        self._error: PerfladderError | None = None
+
+    def __enter__(self) -> Self:
+        """Start both children: they load while servers start, and nothing is measured before all are ready."""
+        try:
+            self._broad.begin_load()
+            if len(self.rungs) > 1:
+                self._replay.begin_preload()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+        if self.run.record.status == "running":
+            is_ours = isinstance(error, PerfladderError)
+            self.run.update(
+                status="failed" if is_ours else "interrupted",
+                ended_at=_now(),
+                exit_code=error.exit_code if isinstance(error, PerfladderError) else 130,
+                error=str(error) if error else "interrupted",
+            )
+
+    def close(self) -> None:
+        """End the children."""
+        self._broad.close()
+        self._replay.close()
+
+    def wait_until_loaded(self) -> LoadedInfo:
+        """Wait for the target.
+
+        Raises:
+            PerfladderError: It could not be loaded; the exit code says whose fault it is.
+        """
+        self._broad.loaded()
+        self._replay.finish_preload()
+        info = self.info
+        (self.run.path / "environment.json").write_text(info.model_dump_json(indent=1))
+        return info
+
+    @property
+    def info(self) -> LoadedInfo:
+        """What the broad session found when it loaded the target."""
+        assert self._broad.info is not None, "the target is not loaded yet"
+        return self._broad.info
+
+    @property
+    def workload(self) -> Workload:
+        """The workload that is being run."""
+        return self.file.workload
+
+    @contextlib.contextmanager
+    def holding_device(self) -> Iterator[None]:
+        """Hold the lock of the device that is measured on."""
+        devices = self.info.environment.devices
+        index = int(self.info.device.partition(":")[2] or 0)
+        name = "cpu" if self.info.device == "cpu" else (devices[index].uuid or self.info.device)
+        with device_lock(name, tell=self.tell):
+            yield
+
+    def climb_rung(self, rung: Rung) -> RungResult:
+        """Climb one rung: write its result, then derive the findings. A failure costs this rung only."""
+        folder = self.run.rung_folder(rung.number, rung.name)
+        started_at, start = _now(), time.perf_counter()
+        skip = rungs_to_skip(self.findings).get(rung.name)
+        self.tell(f"Rung {rung.number} ({rung.name}): {rung.question if skip is None else 'skipped. ' + skip}")
+        result = self._attempt(rung, folder) if skip is None else rung.result_type(rung=rung.name, status="skipped", reason=skip)
+        result = result.model_copy(
+            update={
+                "started_at": started_at,
+                "duration_s": round(time.perf_counter() - start, 3),
+                "perfladder_version": self.run.record.perfladder_version,
+                "device": self.info.device,
+                "environment_fingerprint": self.info.environment.fingerprint,
+                "fingerprints": self.info.fingerprints,
+            }
+        )
+        self.results[rung.name] = result
+        self.run.write_result(folder, rung.name, result, result.status, result.reason)
+        self.findings = collect_findings(self.workload, self.info, self.results)
+        if result.status == "failed":
+            self.tell(f"Rung {rung.number} ({rung.name}) failed: {result.reason}")
+        return result
+
+    def finish(self) -> ClimbOutcome:
+        """Write the report and the end of the record."""
+        from perfladder.report import build_report, write_report
+
+        skipped = rungs_to_skip(self.findings)
+        stopped_because = next((skipped[r.name] for r in self.rungs if r.name in skipped), None)
+        exit_code = self._exit_code()
+        status: Literal["done", "failed"] = "failed" if exit_code not in (0, 5) else "done"
+        self.run.update(
+            status=status,
+            ended_at=_now(),
+            exit_code=exit_code,
+            stopped_because=stopped_because,
+            error=str(self._error) if self._error else None,
+        )
+        write_report(build_report(self.run.path), self.run.path)
+        return ClimbOutcome(
+            run_dir=str(self.run.path),
+            status=status,
+            exit_code=exit_code,
+            stopped_because=stopped_because,
+            findings=self.findings,
+        )
+
+    def _attempt(self, rung: Rung, folder: Path) -> RungResult:
+        context = RungContext(
+            file=self.file,
+            info=self.info,
+            broad=self._broad,
+            replay=self._replay,
+            results=dict(self.results),
+            folder=folder,
+            tell=self.tell,
+        )
+        try:
+            result: RungResult = rung.module.run(context)
+            return result
+        except PerfladderError as error:
+            failure = error
+        except Exception as error:  # a fault of ours must not cost the finished rungs
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            failure = RungError(f"Internal error, please report it: {error!r} at {frame.filename}:{frame.lineno}")
+        self._error = self._error or failure
+        return rung.result_type(rung=rung.name, status="failed", reason=str(failure), error_type=type(failure).__name__)
+
+    def _exit_code(self) -> int:
+        """Nothing measured: the error's own code. Otherwise 5 when a rung failed."""
+        failed = [name for name, result in self.results.items() if result.status == "failed"]
+        if not failed or self._error is None:
+            return 0
+        return self._error.exit_code if failed[0] == RUNGS[0].name else RungError.exit_code
+
+
+def climb(
+    workload: str | Path | Workload | WorkloadFile,
+    *,
+    runs_dir: str | Path = "runs",
+    until: str = RUNGS[-1].name,
+    tell: Tell = lambda _: None,
+) -> ClimbOutcome:
+    """Climb the ladder with no server: the result is the run directory.
+
+    Args:
+        workload: A workload file, a built-in name, or a `Workload` (relative paths then start at the current folder).
+        runs_dir: Where the run directory is made.
+        until: The last rung to climb.
+        tell: Shows one line of progress.
+
+    Raises:
+        PerfladderError: The workload or the target is wrong, so that nothing could be measured.
+    """
+    from perfladder.workload import load_workload
+
+    if isinstance(workload, Workload):
+        file, source = WorkloadFile(workload, Path.cwd()), workload.name
+    elif isinstance(workload, WorkloadFile):
+        file, source = workload, workload.workload.name
+    else:
+        file, source = load_workload(workload), str(workload)
+    with Climb(file, source=source, runs_dir=Path(runs_dir), until=until, tell=tell) as ladder:
+        ladder.wait_until_loaded()
+        with ladder.holding_device():
+            for rung in ladder.rungs:
+                if ladder.climb_rung(rung).status == "failed" and rung is RUNGS[0]:
+                    break
+        return ladder.finish()
+
+
+def load_results(run: RunDirectory) -> dict[str, RungResult]:
+    """Read the results of a run back, in the order they were written."""
+    results: dict[str, RungResult] = {}
+    for entry in run.record.rungs:
+        rung = rung_named(entry.name)
+        results[entry.name] = read_model(run.path / entry.folder / f"{entry.name}.json", rung.result_type)
+    return results
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -1,0 +1,68 @@
+"""What all rungs share: the base of their results, and the context they run in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from perfladder.models import SCHEMA_VERSION, Model, ResultWarning
+from perfladder.session import Caller
+from perfladder.target import LoadedInfo
+from perfladder.workload import Fingerprints, Workload, WorkloadFile
+
+Status = Literal["done", "failed", "not_applicable", "skipped"]
+
+
+class RungResult(Model):
+    """What a rung saw; the ladder fills in when, where and on which work."""
+
+    schema_version: int = SCHEMA_VERSION
+    rung: str
+    status: Status = "done"
+    reason: str | None = None
+    error_type: str | None = None
+    started_at: str | None = None
+    duration_s: float | None = None
+    perfladder_version: str | None = None
+    device: str | None = None
+    environment_fingerprint: str | None = None
+    fingerprints: Fingerprints | None = None
+    warnings: list[ResultWarning] = []
+    artifacts: dict[str, str] = {}
+
+
+R = TypeVar("R", bound=RungResult)
+
+
+@dataclass(frozen=True)
+class RungContext:
+    """What a rung may use. State is passed, not found.
+
+    Attributes:
+        file: The workload, and where its relative paths start.
+        info: What the broad session found when it loaded the target.
+        broad: The session that holds the loaded target.
+        replay: A session of its own for the stage alone; nothing else has run in it.
+        results: What the rungs before this one saw, by rung name.
+        folder: Where this rung's files go; it exists.
+        tell: Shows one line of progress.
+    """
+
+    file: WorkloadFile
+    info: LoadedInfo
+    broad: Caller
+    replay: Caller
+    results: Mapping[str, RungResult]
+    folder: Path
+    tell: Callable[[str], None] = lambda _: None
+
+    @property
+    def workload(self) -> Workload:
+        """The workload under measurement."""
+        return self.file.workload
+
+    def result(self, kind: type[R]) -> R | None:
+        """The finished result of that class, if there is one."""
+        return next((r for r in self.results.values() if isinstance(r, kind) and r.status == "done"), None)

@@ -1,0 +1,230 @@
+"""The child process that holds the loaded target and runs rungs in it, with a deadline that really ends it.
+
+A measuring function lives in a rung's module as `measure(loaded, request) -> result`, both pydantic models.
+`Session.call(measure, request)` runs it in the child; `LocalSession.call` runs it here (notebooks).
+Requests and results travel as JSON lines on their own pipes, never on stdout: user code prints.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self, TypeVar, get_type_hints
+
+from perfladder import errors
+from perfladder.errors import PerfladderError, WorkloadCrashError, WorkloadTimeoutError
+from perfladder.models import Model
+from perfladder.workload import WorkloadFile
+
+Request = TypeVar("Request", bound=Model)
+Result = TypeVar("Result", bound=Model)
+
+_GUARD = Path(__file__).with_name("guard.py")
+_LOG_TAIL_LINES = 15
+_START_GRACE_S = 1.0
+
+
+class Caller(Protocol):
+    """Runs a rung's measuring function on a loaded target, here or in a child."""
+
+    def call(self, measure: Callable[[Any, Request], Result], request: Request, *, timeout_s: float) -> Result:
+        """Run `measure` and return its result."""
+        ...
+
+
+class Session:
+    """One guarded child process; use it as a context manager, and everything it started ends with the block.
+
+    Args:
+        file: The workload and the folder that its relative paths start from.
+        log_path: Receives all that the child and its own children print.
+        environment: The complete environment variables of the child.
+    """
+
+    def __init__(self, file: WorkloadFile, *, log_path: Path, environment: dict[str, str] | None = None) -> None:
+        self.file = file
+        self.log_path = log_path
+        self._environment = environment
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pending: str | None = None
+
+    def __enter__(self) -> Self:
+        self._start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the child still runs."""
+        return self._process is not None and self._process.poll() is None
+
+    def call(self, measure: Callable[[Any, Request], Result], request: Request, *, timeout_s: float) -> Result:
+        """Run `measure(loaded, request)` in the child.
+
+        Raises:
+            WorkloadTimeoutError: No answer in `timeout_s`; the child and all below it were killed.
+            WorkloadCrashError: The child died.
+            PerfladderError: What `measure` raised on purpose, as the same class.
+            """
+        self.submit(measure, request)
+        return self.result(measure, timeout_s=timeout_s)
+
+    def submit(self, measure: Callable[[Any, Request], Result], request: Request) -> None:
+        """Send a request without waiting, so that servers can start while the target loads."""
+        assert self._pending is None, f"{self._pending} has not been collected"
+        name = f"{measure.__module__}:{measure.__qualname__}"
+        line = json.dumps({"operation": name, "request": request.model_dump(mode="json")}) + "\n"
+        if not self.is_alive:
+            raise WorkloadCrashError(f"The workload's process has ended already. {self._log_tail()}")
+        self._pending = name
+        try:
+            self._requests.write(line.encode())
+            self._requests.flush()
+        except BrokenPipeError:
+            self._raise_crash()
+
+    def result(self, measure: Callable[[Any, Request], Result], *, timeout_s: float) -> Result:
+        """Wait for the answer to the last `submit`."""
+        name, self._pending = self._pending, None
+        assert name is not None, "nothing was submitted"
+        line = self._read_line(time.monotonic() + timeout_s)
+        if line is None:
+            where = self._where_it_hangs()
+            self.close()
+            raise WorkloadTimeoutError(
+                f"The workload did not finish '{_step(name)}' within {timeout_s:g} s and was ended, with all it had "
+                f"started.{where} Raise 'timeout_s' in the workload, or give it less work."
+            )
+        if not line:
+            self._raise_crash()
+        answer = json.loads(line)
+        if "error" in answer:
+            raise _rebuild(answer["error"])
+        result: Result = get_type_hints(measure)["return"].model_validate(answer["result"])
+        return result
+
+    def close(self) -> None:
+        """End the child and everything below it; safe to call again."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        self._requests.close()
+        os.close(self._lifeline)
+        try:
+            process.wait(timeout=15)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        os.close(self._answers)
+
+    def _start(self) -> None:
+        request_read, request_write = os.pipe()
+        answer_read, answer_write = os.pipe()
+        lifeline_read, lifeline_write = os.pipe()
+        self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        python = [sys.executable, "-P", "-u", "-X", "faulthandler", "-m", "perfladder.worker"]
+        with open(self.log_path, "ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(_GUARD), str(lifeline_read)]
+                + [*python, str(request_read), str(answer_write)],
+                pass_fds=(request_read, answer_write, lifeline_read),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self._environment,
+                # Ctrl-C reaches this process only, which then ends the child in order.
+                start_new_session=True,
+            )
+        for fd in (request_read, answer_write, lifeline_read):
+            os.close(fd)
+        self._requests = os.fdopen(request_write, "wb")
+        self._answers, self._lifeline = answer_read, lifeline_write
+        self._buffer = b""
+        hello = {"workload": self.file.workload.model_dump(mode="json"), "base_dir": str(self.file.base_dir)}
+        self._requests.write(json.dumps(hello).encode() + b"\n")
+        self._requests.flush()
+
+    def _read_line(self, deadline: float) -> bytes | None:
+        """One answer; empty when the child has died; None at the deadline."""
+        while b"\n" not in self._buffer:
+            ready, _, _ = select.select([self._answers], [], [], max(0.0, deadline - time.monotonic()))
+            if not ready:
+                return None
+            chunk = os.read(self._answers, 1 << 16)
+            if not chunk:
+                return b""
+            self._buffer += chunk
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return line
+
+    def _where_it_hangs(self) -> str:
+        """Ask the child for its Python stack (faulthandler answers inside C code too) and quote the innermost frame."""
+        assert self._process is not None
+        from perfladder.guard import descendants
+
+        size = self.log_path.stat().st_size
+        for pid in descendants(self._process.pid)[:1]:
+            os.kill(pid, signal.SIGUSR1)
+        time.sleep(0.3)
+        with open(self.log_path, "rb") as log:
+            log.seek(size)
+            frames = [line.strip() for line in log.read().decode(errors="replace").splitlines() if " File " in line]
+        return f" It was at: {frames[0]}." if frames else ""
+
+    def _raise_crash(self) -> None:
+        assert self._process is not None
+        try:
+            code = self._process.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            code = None
+        self.close()
+        raise WorkloadCrashError(f"The workload's process ended: {_reason(code)}. {self._log_tail()}")
+
+    def _log_tail(self) -> str:
+        text = self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
+        lines = [line for line in text.splitlines() if line.strip()][-_LOG_TAIL_LINES:]
+        return "Its last output" + (f" ({self.log_path}):\n" + "\n".join(f"  {line}" for line in lines) if lines else " is empty.")
+
+
+class LocalSession:
+    """Runs measuring functions in this process, for notebooks: rungs 1, 2 and 4 in place."""
+
+    def __init__(self, loaded: Any) -> None:
+        self.loaded = loaded
+
+    def call(self, measure: Callable[[Any, Request], Result], request: Request, *, timeout_s: float) -> Result:
+        """Run `measure` here; nothing can end it at `timeout_s`."""
+        return measure(self.loaded, request)
+
+
+def _reason(code: int | None) -> str:
+    if code is None:
+        return "it closed its pipe without ending"
+    if code > 128:
+        name = signal.Signals(code - 128).name if code - 128 in set(signal.Signals) else f"signal {code - 128}"
+        hint = {"SIGKILL": ", as the kernel does when memory runs out", "SIGSEGV": " (a segmentation fault)"}
+        return f"killed by {name}{hint.get(name, '')}"
+    return f"it exited with code {code}"
+
+
+def _step(name: str) -> str:
+    module, _, function = name.partition(":")
+    return module.rpartition(".")[2] if function == "measure" else function
+
+
+def _rebuild(error: dict[str, str]) -> PerfladderError:
+    """The child's error, as the class it was there."""
+    kind: type[PerfladderError] = getattr(errors, error["type"])
+    return kind(error["message"])

@@ -1,0 +1,520 @@
+"""Load the user's object from its factory, and run the workload's call on it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import importlib.util
+import inspect
+import os
+import random
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from pydantic import JsonValue
+
+from perfladder.environment import (
+    Environment,
+    GitState,
+    Snapshot,
+    collect_environment,
+    git_state,
+    take_snapshot,
+)
+from perfladder.errors import InputError, NotPossibleHereError, PerfladderError, WorkloadError
+from perfladder.instrument import attribute_at, named_modules_of, set_attribute_at
+from perfladder.models import Model
+from perfladder.text import near_names
+from perfladder.workload import SDPA_BACKENDS, Fingerprints, Workload
+
+if TYPE_CHECKING:
+    import torch
+
+_ENGINE = str(Path(__file__).parent)
+_FRAMES_SHOWN = 3
+_IMPORTED_FILES: dict[Path, ModuleType] = {}
+
+
+class LoadRequest(Model):
+    """Load the session's workload; it has no options of its own."""
+
+
+class PreloadRequest(Model):
+    """Import the module of the target's factory, and build nothing."""
+
+
+class Preloaded(Model):
+    """How long the import took."""
+
+    import_s: float
+
+
+class LoadedInfo(Model):
+    """What a session found when it loaded the target."""
+
+    target_type: str
+    device: str
+    dtypes: list[str]
+    num_parameters: int
+    attention_backend: str
+    compiled_modules: list[str]
+    load_s: dict[str, float]
+    environment: Environment
+    snapshot: Snapshot
+    git: GitState
+    fingerprints: Fingerprints
+
+
+@dataclass
+class RunOutput:
+    """What one run of the workload gave; for a generator the last item, with the moment at which each arrived."""
+
+    value: Any
+    item_end_ns: list[int] = field(default_factory=list)
+    is_streamed: bool = False
+
+
+class LoadedTarget:
+    """The workload's object in this process: loaded once, called many times.
+
+    Args:
+        workload: What to run.
+        base_dir: Where relative paths and the user's modules are looked up.
+    """
+
+    def __init__(self, workload: Workload, base_dir: Path) -> None:
+        self.workload = workload
+        self.base_dir = base_dir
+        self.obj: Any = None
+        self.device: torch.device = None  # type: ignore[assignment]  # set by load()
+        self.compiled_modules: list[str] = []
+        self._call: Callable[..., Any] = None  # type: ignore[assignment]  # set by load()
+        self._inputs: dict[str, dict[str, Any]] = {}
+
+    @classmethod
+    def of(cls, obj: Any, workload: Workload, base_dir: Path | None = None) -> LoadedTarget:
+        """Wrap an object that is already there, as a notebook has it."""
+        loaded = cls(workload, base_dir or Path.cwd())
+        loaded.obj, loaded.device = obj, resolve_device(workload.device)
+        loaded._prepare_call()
+        return loaded
+
+    def preload(self) -> float:
+        """Import torch and the module of the factory; returns the seconds it took."""
+        start = time.perf_counter()
+        self._import_path()
+        importlib.import_module("torch")
+        find_callable(self.workload.target, self.base_dir, field_name="target")
+        return time.perf_counter() - start
+
+    def load(self) -> dict[str, float]:
+        """Import, build, move and compile the target; returns the seconds of each."""
+        seconds: dict[str, float] = {}
+        with _seconds(seconds, "import"):
+            self._import_path()
+            self.device = resolve_device(self.workload.device)
+            factory = find_callable(self.workload.target, self.base_dir, field_name="target")
+        with _seconds(seconds, "build"):
+            self._seed()
+            self.obj = self._build(factory)
+        with _seconds(seconds, "compile"):
+            self._compile()
+        self._check_attention_backend()
+        self._prepare_call()
+        return seconds
+
+    def inputs(self, scenario: str | None = None) -> dict[str, Any]:
+        """The call's keyword arguments, with the scenario's overrides; tensors are made once."""
+        key = scenario or ""
+        if key not in self._inputs:
+            given = {**self.workload.inputs, **(self.workload.scenarios[scenario] if scenario else {})}
+            self._inputs[key] = {name: self._materialise(name, value) for name, value in given.items()}
+        return self._inputs[key]
+
+    def run(self, scenario: str | None = None) -> RunOutput:
+        """Call the workload once, without gradients, and consume what it streams.
+
+        Raises:
+            WorkloadError: The user's code raised.
+        """
+        import torch
+
+        inputs = self.inputs(scenario)
+        with user_code("The workload's call"), torch.no_grad(), self.attention():
+            return _consume(self._call(**inputs))
+
+    def prepare_run(self) -> None:
+        """Seed every random generator, so that each run does the same work; call it outside the timed part."""
+        self._seed()
+        self.synchronize()
+
+    def synchronize(self) -> None:
+        """Wait for the device; nothing to do on a CPU."""
+        if self.device.type != "cpu":
+            import torch
+
+            torch.accelerator.synchronize(self.device)
+
+    def info(self, load_s: dict[str, float]) -> LoadedInfo:
+        """Describe what was loaded."""
+        parameters = {id(p): p for _, module in named_modules_of(self.obj) for p in module.parameters()}.values()
+        git = git_state(self.base_dir)
+        return LoadedInfo(
+            target_type=f"{type(self.obj).__module__}.{type(self.obj).__qualname__}",
+            device=str(self.device),
+            dtypes=sorted({str(p.dtype).removeprefix("torch.") for p in parameters}),
+            num_parameters=sum(p.numel() for p in parameters),
+            attention_backend=self.workload.attention_backend or "default",
+            compiled_modules=self.compiled_modules,
+            load_s=load_s,
+            environment=collect_environment(os.environ),
+            snapshot=take_snapshot(),
+            git=git,
+            fingerprints=Fingerprints.of(self.workload, **git.as_configuration()),
+        )
+
+    def _import_path(self) -> None:
+        """The user's modules are found from the workload's folder and from where the command was given."""
+        for folder in (str(Path.cwd()), str(self.base_dir)):
+            if folder not in sys.path:
+                sys.path.insert(0, folder)
+
+    def _seed(self) -> None:
+        import numpy as np
+        import torch
+
+        random.seed(self.workload.seed)
+        np.random.seed(self.workload.seed % 2**32)
+        torch.manual_seed(self.workload.seed)
+
+    def _build(self, factory: Callable[..., Any]) -> Any:
+        arguments: dict[str, Any] = dict(self.workload.target_args)
+        names = _parameter_names(factory)
+        takes = {name for name in ("device", "dtype") if name in names}
+        if "device" in takes:
+            arguments.setdefault("device", str(self.device))
+        if "dtype" in takes and self.workload.dtype:
+            arguments.setdefault("dtype", self.workload.dtype)
+        _check_arguments(factory, arguments, where="target_args", what=f"the factory {self.workload.target}")
+        with user_code(f"The factory {self.workload.target}"):
+            obj = factory(**arguments)
+        if obj is None:
+            raise WorkloadError(f"The factory {self.workload.target} returned None; it must return the object to profile.")
+        return self._move(obj, takes)
+
+    def _move(self, obj: Any, handled: set[str]) -> Any:
+        """Bring the object to the device and dtype that its factory did not take care of."""
+        import torch
+
+        wanted: dict[str, Any] = {}
+        if "device" not in handled and (self.device.type != "cpu" or self.workload.device != "auto"):
+            wanted["device"] = self.device
+        if "dtype" not in handled and self.workload.dtype:
+            wanted["dtype"] = getattr(torch, self.workload.dtype)
+        if not wanted:
+            return obj
+        if hasattr(obj, "to"):
+            with user_code("The target's .to()"):
+                return obj.to(**wanted) or obj
+        if wanted.get("device", torch.device("cpu")).type == "cpu" and "dtype" not in wanted:
+            return obj
+        raise InputError(
+            f"The target ({type(obj).__name__}) has no .to(), so it cannot be brought to {wanted}. "
+            "Let its factory accept 'device' and 'dtype', or leave these fields out."
+        )
+
+    def _compile(self) -> None:
+        """Replace modules by `torch.compile` wrappers; hooks on a wrapper run outside the compiled graph."""
+        config = self.workload.compile
+        if config is None:
+            return
+        import torch
+
+        found = dict(named_modules_of(self.obj))
+        for path in config.only or list(found):
+            module = attribute_at(self.obj, path, field_name="compile.only")
+            if not isinstance(module, torch.nn.Module):
+                raise InputError(f"compile.only: {path!r} is a {type(module).__name__}, not a torch.nn.Module.")
+            compiled = torch.compile(module, mode=config.mode)
+            if path == "":
+                self.obj = compiled
+            else:
+                set_attribute_at(self.obj, path, compiled)
+            self.compiled_modules.append(path)
+
+    def _check_attention_backend(self) -> None:
+        """Set a diffusers attention backend; refuse one that cannot serve here, instead of falling back."""
+        name = self.workload.attention_backend
+        if name is None or self._sdpa_backend() is not None:
+            return
+        setters = [m for _, m in named_modules_of(self.obj) if hasattr(m, "set_attention_backend")]
+        if not setters:
+            raise InputError(
+                f"attention_backend: {name!r} is none of {', '.join(SDPA_BACKENDS)}, and no module of the target has "
+                "set_attention_backend()."
+            )
+        for module in setters:
+            try:
+                module.set_attention_backend(name)
+            except (ValueError, RuntimeError, ImportError) as error:
+                raise NotPossibleHereError(f"attention_backend: {name!r} cannot be used here: {error}") from error
+
+    def _sdpa_backend(self) -> Any:
+        name = self.workload.attention_backend
+        if name not in SDPA_BACKENDS:
+            return None
+        if self.device.type == "cpu" and name not in ("flash", "math"):
+            raise NotPossibleHereError(f"attention_backend: {name!r} does not run on cpu; there are 'flash' and 'math'.")
+        from torch.nn.attention import SDPBackend
+
+        return {
+            "flash": SDPBackend.FLASH_ATTENTION,
+            "efficient": SDPBackend.EFFICIENT_ATTENTION,
+            "cudnn": SDPBackend.CUDNN_ATTENTION,
+            "math": SDPBackend.MATH,
+        }[name]
+
+    def attention(self) -> contextlib.AbstractContextManager[None]:
+        """The asked backend of scaled_dot_product_attention, in force inside the block."""
+        backend = self._sdpa_backend()
+        if backend is None:
+            return contextlib.nullcontext()
+        from torch.nn.attention import sdpa_kernel
+
+        return sdpa_kernel([backend])
+
+    def _prepare_call(self) -> None:
+        call = self.workload.call
+        if call is None:
+            if not callable(self.obj):
+                raise InputError(
+                    f"call: the target ({type(self.obj).__name__}) is not callable; name a method, or module:function."
+                )
+            self._call, what = self.obj, "the target"
+        elif ":" in call:
+            function = find_callable(call, self.base_dir, field_name="call")
+            self._call, what = lambda **inputs: function(self.obj, **inputs), ""
+        else:
+            self._call, what = attribute_at(self.obj, call, field_name="call"), f"the target's {call}"
+        if not callable(self._call):
+            raise InputError(f"call: {call!r} is a {type(self._call).__name__} and cannot be called.")
+        if what:
+            for scenario in (None, *self.workload.scenarios):
+                where = f"scenarios.{scenario}" if scenario else "inputs"
+                _check_arguments(self._call, self.inputs(scenario), where=where, what=what)
+
+    def _materialise(self, name: str, value: JsonValue) -> Any:
+        """Make the tensor that `{tensor: [1, 3, 8, 8], dtype: float32, fill: normal}` asks for."""
+        if not (isinstance(value, dict) and "$tensor" in value):
+            return value
+        return make_tensor(value, device=self.device, seed=self.workload.seed, field_name=f"inputs.{name}")
+
+
+def load(loaded: LoadedTarget, request: LoadRequest) -> LoadedInfo:
+    """Load the session's target and describe it."""
+    return loaded.info(loaded.load())
+
+
+def preload(loaded: LoadedTarget, request: PreloadRequest) -> Preloaded:
+    """Import what the target will need, so that a later load is short."""
+    return Preloaded(import_s=loaded.preload())
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device that a workload asks for; `auto` is the accelerator where there is one, else the CPU.
+
+    Raises:
+        InputError: torch knows no such device type.
+        NotPossibleHereError: This machine has no such device; never a silent run on the CPU.
+    """
+    import torch
+
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if name == "auto":
+        return torch.device(accelerator.type, 0) if accelerator else torch.device("cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise InputError(f"device: {name!r} is no device type of torch. Use 'auto', 'cpu' or 'cuda'.") from error
+    if device.type == "cpu":
+        return torch.device("cpu")
+    if accelerator is None or accelerator.type != device.type:
+        there = accelerator.type if accelerator else "no accelerator"
+        raise NotPossibleHereError(
+            f"device: {name!r} was asked for, but torch {torch.__version__} sees {there} on this machine. "
+            "Set 'device: auto' or 'device: cpu' to run without it; `perfladder doctor` shows what is there."
+        )
+    count = torch.accelerator.device_count()
+    if (device.index or 0) >= count:
+        raise NotPossibleHereError(f"device: {name!r} was asked for, but there are only {count} {device.type} devices.")
+    return torch.device(device.type, device.index or 0)
+
+
+def find_callable(spec: str, base_dir: Path, *, field_name: str) -> Callable[..., Any]:
+    """Import `module:name` or `file.py:name`.
+
+    Raises:
+        InputError: No such file, module or name, or it cannot be called.
+        WorkloadError: The module's own code raised.
+    """
+    module_name, _, name = spec.rpartition(":")
+    module = _import_file(module_name, base_dir, field_name) if module_name.endswith(".py") else _import(module_name, field_name)
+    try:
+        found = getattr(module, name)
+    except AttributeError:
+        public = [n for n in vars(module) if not n.startswith("_") and callable(getattr(module, n))]
+        raise InputError(f"{field_name}: {module_name} has no {name!r}. {near_names(name, public, 'callables')}") from None
+    if not callable(found):
+        raise InputError(f"{field_name}: {spec} is a {type(found).__name__} and cannot be called.")
+    return found  # type: ignore[no-any-return]
+
+
+def make_tensor(spec: dict[str, Any], *, device: torch.device, seed: int, field_name: str) -> torch.Tensor:
+    """Make an input tensor from `{$tensor: shape, dtype: float32, fill: normal | zeros | ones | arange}`.
+
+    The values depend on the seed only, not on the device.
+
+    Raises:
+        InputError: An unknown key, dtype or fill, or a shape that is no list of sizes.
+    """
+    import torch
+
+    if unknown := set(spec) - {"$tensor", "dtype", "fill"}:
+        raise InputError(f"{field_name}: unknown keys {sorted(unknown)}; a tensor has '$tensor' (its shape), 'dtype', 'fill'.")
+    shape, dtype_name, fill = spec["$tensor"], spec.get("dtype", "float32"), spec.get("fill", "normal")
+    if not isinstance(shape, list) or not all(isinstance(size, int) and size >= 0 for size in shape):
+        raise InputError(f"{field_name}: '$tensor' must be a list of sizes, such as [1, 3, 224, 224], not {shape!r}.")
+    dtype = getattr(torch, str(dtype_name), None)
+    if not isinstance(dtype, torch.dtype):
+        raise InputError(f"{field_name}: dtype {dtype_name!r} is no dtype of torch, such as float32 or int64.")
+    generator = torch.Generator().manual_seed(seed)
+    fills: dict[str, Callable[[], torch.Tensor]] = {
+        "normal": lambda: torch.randn(shape, generator=generator),
+        "zeros": lambda: torch.zeros(shape),
+        "ones": lambda: torch.ones(shape),
+        "arange": lambda: torch.arange(torch.Size(shape).numel()).reshape(shape),
+    }
+    if fill not in fills:
+        raise InputError(f"{field_name}: fill {fill!r} is unknown; accepted: {', '.join(fills)}.")
+    return fills[fill]().to(device=device, dtype=dtype)
+
+
+@contextlib.contextmanager
+def user_code(what: str) -> Iterator[None]:
+    """Turn whatever the user's code raises into one message with the last frames of their own code.
+
+    Raises:
+        WorkloadError: The code raised, exited, or ran out of memory.
+    """
+    try:
+        yield
+    except PerfladderError:
+        raise
+    except (Exception, SystemExit) as error:
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_ENGINE)]
+        shown = "".join(traceback.format_list(frames[-_FRAMES_SHOWN:])).rstrip()
+        memory = " ran out of memory" if _is_out_of_memory(error) else " raised"
+        traceback.print_exception(error)
+        raise WorkloadError(f"{what}{memory}: {type(error).__name__}: {error}\n{shown}".rstrip()) from error
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """torch raises a class of its own on an accelerator, and a plain RuntimeError on the CPU."""
+    text = str(error)
+    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in text
+
+
+def _consume(value: Any) -> RunOutput:
+    """Run what the call returned to its end: a generator item by item, a coroutine on a loop of its own."""
+    if inspect.iscoroutine(value):
+        return _consume(asyncio.run(value))
+    if inspect.isasyncgen(value):
+        return asyncio.run(_consume_async(value))
+    if not inspect.isgenerator(value):
+        return RunOutput(value)
+    output = RunOutput(None, is_streamed=True)
+    for item in value:
+        output.item_end_ns.append(time.perf_counter_ns())
+        output.value = item
+    return output
+
+
+async def _consume_async(items: Any) -> RunOutput:
+    output = RunOutput(None, is_streamed=True)
+    async for item in items:
+        output.item_end_ns.append(time.perf_counter_ns())
+        output.value = item
+    return output
+
+
+def _import(name: str, field_name: str) -> ModuleType:
+    try:
+        found = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        found = None
+    if found is None:
+        raise InputError(
+            f"{field_name}: there is no module {name!r} on the Python path (the workload's folder and the current one are "
+            "on it). For a file, write 'path/to/file.py:factory'."
+        )
+    with user_code(f"{field_name}: importing {name}"):
+        return importlib.import_module(name)
+
+
+def _import_file(name: str, base_dir: Path, field_name: str) -> ModuleType:
+    path = (base_dir / name).resolve()
+    if not path.is_file():
+        raise InputError(f"{field_name}: there is no file {path} (relative paths start at the workload's folder).")
+    if path in _IMPORTED_FILES:
+        return _IMPORTED_FILES[path]
+    # A user's file may be called like a module that is already there, such as types.py.
+    found = importlib.util.find_spec(path.stem)
+    is_taken = path.stem in sys.modules or (found is not None and found.origin != str(path))
+    module_name = f"perfladder_target_{path.stem}" if is_taken else path.stem
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
+    with user_code(f"{field_name}: importing {path}"):
+        spec.loader.exec_module(module)
+    _IMPORTED_FILES[path] = module
+    return module
+
+
+def _parameter_names(function: Callable[..., Any]) -> set[str]:
+    try:
+        return set(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return set()
+
+
+def _check_arguments(function: Callable[..., Any], arguments: dict[str, Any], *, where: str, what: str) -> None:
+    """Refuse arguments that cannot be bound, by name, before anything is run."""
+    inner = getattr(function, "forward", None)
+    try:
+        signature = inspect.signature(inner if callable(inner) and not inspect.isfunction(function) else function)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
+        names = [n for n, p in signature.parameters.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+        unknown = next((name for name in arguments if name not in names), None)
+        hint = near_names(unknown, names, "parameters") if unknown else f"Parameters: {', '.join(names)}."
+        raise InputError(f"{where}: {what} does not accept these arguments: {error}. {hint}") from error
+
+
+@contextlib.contextmanager
+def _seconds(into: dict[str, float], name: str) -> Iterator[None]:
+    start = time.perf_counter()
+    yield
+    into[name] = time.perf_counter() - start

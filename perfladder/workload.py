@@ -1,0 +1,202 @@
+"""What to run: a workload file (YAML) as a checked, frozen model, and its three fingerprints."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+import yaml
+from pydantic import Field, JsonValue, ValidationError, field_validator, model_validator
+
+from perfladder.errors import InputError
+from perfladder.models import Model, digest, input_error
+from perfladder.text import near_names
+
+Metric = Literal["latency_p50", "latency_p95", "throughput", "cadence_p95", "peak_memory"]
+DType = Literal["float32", "float16", "bfloat16", "float64"]
+CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
+
+SDPA_BACKENDS = ("flash", "efficient", "cudnn", "math")
+"""Attention backends of `torch.nn.functional.scaled_dot_product_attention` that a workload may ask for."""
+
+Site = Annotated[str, Field(min_length=1, description="Dotted path on the target, such as unet or vae.decode.")]
+
+
+class Media(Model):
+    """What one chunk of a streamed output stands for, to judge whether it arrives in time."""
+
+    frames_per_chunk: int = Field(gt=0)
+    fps: float = Field(gt=0, description="Frames a second at which the viewer plays.")
+    margin_ms: float = Field(default=0.0, ge=0, description="Kept free for encoding and transport.")
+
+    @property
+    def chunk_ms(self) -> float:
+        """Media time in one chunk, in ms."""
+        return 1000.0 * self.frames_per_chunk / self.fps
+
+
+class CompileConfig(Model):
+    """How `torch.compile` is applied before anything is measured."""
+
+    mode: CompileMode = "default"
+    only: list[Site] | None = Field(default=None, description="Modules to compile; by default every stage module.")
+
+
+class Workload(Model):
+    """One fixed piece of work. Defaults are safe on a laptop CPU."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=80)
+    target: str = Field(description="module:factory or file.py:factory; the factory returns the object to profile.")
+    target_args: dict[str, JsonValue] = Field(default_factory=dict)
+    call: str | None = Field(default=None, description="A dotted path on the object, or module:function(obj, **inputs).")
+    inputs: dict[str, JsonValue] = Field(default_factory=dict)
+    scenarios: dict[str, dict[str, JsonValue]] = Field(default_factory=dict)
+    metric: Metric = "latency_p50"
+    items_per_call: int = Field(default=1, gt=0)
+    media: Media | None = None
+    stages: Literal["auto"] | list[Site] = "auto"
+    device: str = Field(default="auto", pattern=r"^(auto|[a-z]+(:\d+)?)$")
+    dtype: DType | None = None
+    attention_backend: str | None = None
+    compile: CompileConfig | None = None
+    model: str | None = None
+    task: str | None = None
+    seed: int = Field(default=0, ge=0)
+    warmup_runs: int = Field(default=3, ge=0)
+    measured_runs: int = Field(default=10, gt=0)
+    timeout_s: float = Field(default=600.0, gt=0, description="Limit for loading and for each rung.")
+    nproc: int = Field(default=1, gt=0)
+
+    @field_validator("target")
+    @classmethod
+    def _target_names_a_factory(cls, value: str) -> str:
+        module, separator, factory = value.rpartition(":")
+        if not separator or not module or not factory.isidentifier():
+            raise ValueError("expected 'module:factory' or 'file.py:factory'")
+        return value
+
+    @field_validator("stages")
+    @classmethod
+    def _stages_are_not_empty(cls, value: Any) -> Any:
+        if value != "auto" and not value:
+            raise ValueError("expected 'auto' or at least one call site")
+        if value != "auto" and len(set(value)) != len(value):
+            raise ValueError("a call site is listed twice")
+        return value
+
+    @model_validator(mode="after")
+    def _metric_has_what_it_needs(self) -> Workload:
+        if self.metric == "cadence_p95" and self.media is None:
+            raise ValueError("metric cadence_p95 needs 'media' (frames_per_chunk, fps) to know when a chunk is late")
+        return self
+
+    @property
+    def fingerprints(self) -> Fingerprints:
+        """The three fingerprints, without the commit and versions that only a session knows."""
+        return Fingerprints.of(self)
+
+
+class Fingerprint(Model):
+    """A digest and the fields it was made from, so that a difference can be named."""
+
+    digest: str
+    fields: dict[str, JsonValue]
+
+    @staticmethod
+    def of(fields: dict[str, JsonValue]) -> Fingerprint:
+        """Digest a set of fields."""
+        return Fingerprint(digest=digest(fields), fields=fields)
+
+
+_WORK = ("target", "target_args", "call", "inputs", "scenarios", "seed", "model", "task")
+_CONFIGURATION = ("dtype", "attention_backend", "compile", "device", "nproc")
+_PROTOCOL = ("metric", "items_per_call", "media", "stages", "warmup_runs", "measured_runs")
+
+
+class Fingerprints(Model):
+    """What was run, how it was configured and how it was measured: only runs of the same work can be compared."""
+
+    work: Fingerprint
+    configuration: Fingerprint
+    protocol: Fingerprint
+
+    @staticmethod
+    def of(workload: Workload, **configuration: JsonValue) -> Fingerprints:
+        """Build the fingerprints; `configuration` adds what only the session knows, such as the commit."""
+        data = workload.model_dump(mode="json")
+
+        def pick(names: tuple[str, ...]) -> dict[str, JsonValue]:
+            return {name: data[name] for name in names}
+
+        return Fingerprints(
+            work=Fingerprint.of(pick(_WORK)),
+            configuration=Fingerprint.of({**pick(_CONFIGURATION), **configuration}),
+            protocol=Fingerprint.of(pick(_PROTOCOL)),
+        )
+
+
+class WorkloadFile(NamedTuple):
+    """A workload and the folder that its relative paths start from."""
+
+    workload: Workload
+    base_dir: Path
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """YAML, where a key given twice is an error instead of the last one winning."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.constructor.ConstructorError(None, None, f"field {key!r} is given twice", node.start_mark)
+        return super().construct_mapping(node, deep=deep)
+
+
+def load_workload(source: str | Path) -> WorkloadFile:
+    """Read a workload file, or a built-in workload by its name.
+
+    Raises:
+        InputError: No such file or built-in name, no valid YAML, or a wrong field.
+    """
+    path = _find(source)
+    try:
+        data = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        reason = re.sub(r"\s+", " ", str(error))
+        raise InputError(f"Workload file {path} is not valid YAML: {reason}") from error
+    except OSError as error:
+        raise InputError(f"Workload file {path} cannot be read: {error.strerror}.") from error
+    return WorkloadFile(parse_workload(data, what=f"Workload file {path}"), path.resolve().parent)
+
+
+def parse_workload(data: object, *, what: str = "The workload") -> Workload:
+    """Check a mapping (as YAML or JSON gives it) against the schema.
+
+    Raises:
+        InputError: Names each wrong field, what it accepts, and near names for an unknown one.
+    """
+    if not isinstance(data, dict):
+        raise InputError(f"{what} must be a mapping of fields such as 'name' and 'target', not {type(data).__name__}.")
+    try:
+        return Workload.model_validate(data)
+    except ValidationError as error:
+        raise input_error(error, Workload, what) from error
+
+
+def _find(source: str | Path) -> Path:
+    from perfladder.workloads import builtin_names, builtin_path
+
+    path = Path(source)
+    if path.is_file():
+        return path
+    if path.is_dir():
+        raise InputError(f"{path} is a folder; give a workload file (YAML) in it.")
+    builtin = builtin_path(str(source))
+    if builtin is not None:
+        return builtin
+    raise InputError(
+        f"There is no workload file {str(source)!r}, and no built-in workload of that name. "
+        + near_names(str(source), builtin_names(), "built-in workloads")
+    )
