@@ -244,11 +244,90 @@ def _from_harness(result: HarnessResult, workload: Workload) -> list[Finding]:
 
 
 def _from_regions(result: RegionsResult, workload: Workload) -> list[Finding]:
-    return []
+    found = []
+    residual, ratio = result.residual, result.profiled_ratio
+    if residual is not None and residual.cpu_share > _CLEAR_SHARE:
+        parts = {
+            "Python": residual.host.python_us,
+            "operator dispatch": residual.host.operator_dispatch_us,
+            "operators' own work": residual.host.operator_compute_us,
+            "kernel launch": residual.host.kernel_launch_us,
+            "synchronization": residual.host.synchronization_us,
+        }
+        largest = max(parts, key=lambda name: parts[name])
+        found.append(
+            Finding(
+                kind="outside_regions",
+                rung="regions",
+                claim=f"{residual.cpu_share:.0%} of the host time is outside every module; most of it is {largest}.",
+                evidence=[
+                    Evidence(metric="residual.cpu_share", value=residual.cpu_share, unit="of host time", source=_where("regions", "residual")),
+                    Evidence(metric=largest, value=parts[largest], unit="us a run", source=_where("regions", "residual.host")),
+                ],
+                uncertainty="shares of profiled runs, in which Python and dispatch weigh more than in plain ones",
+                refuted_by="stage timing in which the time outside every stage is small",
+                next_experiment="Name the pipeline's own methods under 'stages' to see which of them holds it.",
+            )
+        )
+    if result.device_busy_frac is not None and result.device_busy_frac < _BUSY_FRAC:
+        found.append(_device_idle(result.device_busy_frac, "regions", None))
+    if ratio is not None and ratio > _DISTORTION:
+        found.append(
+            Finding(
+                kind="profiler_distorts",
+                rung="regions",
+                claim=f"Profiled runs took {ratio:.1f} times as long as plain ones: the work consists of many short operators.",
+                evidence=[Evidence(metric="profiled_ratio", value=ratio, unit="profiled / plain", source=_where("regions", "profiled_ratio"))],
+                uncertainty="the plain runs are those of rung 1, in the same process",
+                refuted_by="a profiled run that is as fast as a plain one",
+                next_experiment="Trust shares of regions only where they agree with stage timing; quote latency from rung 1.",
+            )
+        )
+    return found
 
 
 def _from_kernels(result: KernelsResult, workload: Workload) -> list[Finding]:
-    return []
+    if not result.by_operator:
+        return []
+    what = "kernel time" if result.kind == "kernels" else "operator time"
+    top, leaders = result.by_operator[0], result.by_operator[:3]
+    together = sum(share.share for share in leaders)
+    module = result.by_module[0]
+    found = [
+        Finding(
+            kind="dominant_kernels",
+            rung="kernels",
+            stage=result.stage,
+            claim=(
+                f"In {result.stage}, {', '.join(share.name for share in leaders)} hold {together:.0%} of the {what}, "
+                f"{top.name} alone {top.share:.0%}; the heaviest single module is {module.name} with {module.share:.0%}."
+            ),
+            evidence=[
+                Evidence(metric=f"{share.name} share", value=share.share, unit=f"of {what}", source=_where("kernels", "by_operator"))
+                for share in leaders
+            ],
+            uncertainty=f"{result.repeats} profiled replays of one call; shares, no latencies",
+            refuted_by="another order in an unprofiled comparison with one of these replaced",
+            next_experiment=f"Replace or fuse {top.name} in {module.name}, check the output on the replay, and time the whole workload.",
+        )
+    ]
+    if result.device_busy_frac is not None and result.device_busy_frac < _BUSY_FRAC:
+        found.append(_device_idle(result.device_busy_frac, "kernels", result.stage))
+    return found
+
+
+def _device_idle(busy_frac: float, rung: str, stage: str | None) -> Finding:
+    """A busy fraction tells that the device waits, not yet for what: the profiler itself slows the host down."""
+    return Finding(
+        kind="device_mostly_idle",
+        rung=rung,
+        stage=stage,
+        claim=f"The device was busy for {busy_frac:.0%} of the profiled {'run' if stage is None else 'replay'}: it waits for the host.",
+        evidence=[Evidence(metric="device_busy_frac", value=busy_frac, unit="of the window", source=_where(rung, "device_busy_frac"))],
+        uncertainty="the profiler slows the host, so a plain run keeps the device busier than this",
+        refuted_by="device time of rung 1 that adds up to the wall time",
+        next_experiment="Take launches off the host: compile the stage with mode reduce-overhead ('compile' in the workload), and run again.",
+    )
 
 
 _DERIVATIONS: dict[type[RungResult], Callable[..., list[Finding]]] = {

@@ -321,6 +321,7 @@ def climb(
     runs_dir: str | Path = "runs",
     until: str = RUNGS[-1].name,
     tell: Tell = lambda _: None,
+    source: str | None = None,
 ) -> ClimbOutcome:
     """Climb the ladder with no server: the result is the run directory.
 
@@ -329,6 +330,7 @@ def climb(
         runs_dir: Where the run directory is made.
         until: The last rung to climb.
         tell: Shows one line of progress.
+        source: What to call the workload's origin in the record; by default the file or the workload's name.
 
     Raises:
         PerfladderError: The workload or the target is wrong, so that nothing could be measured.
@@ -336,12 +338,12 @@ def climb(
     from perfladder.workload import load_workload
 
     if isinstance(workload, Workload):
-        file, source = WorkloadFile(workload, Path.cwd()), workload.name
+        file = WorkloadFile(workload, Path.cwd())
     elif isinstance(workload, WorkloadFile):
-        file, source = workload, workload.workload.name
+        file = workload
     else:
-        file, source = load_workload(workload), str(workload)
-    with Climb(file, source=source, runs_dir=Path(runs_dir), until=until, tell=tell) as ladder:
+        file, source = load_workload(workload), source or str(workload)
+    with Climb(file, source=source or file.workload.name, runs_dir=Path(runs_dir), until=until, tell=tell) as ladder:
         ladder.wait_until_loaded()
         with ladder.holding_device():
             for rung in ladder.rungs:

@@ -162,6 +162,11 @@ class LoadedTarget:
 
             torch.accelerator.synchronize(self.device)
 
+    @property
+    def activities(self) -> tuple[str, ...]:
+        """What a profiler records for this target: the host, and the device's type where it is not the CPU."""
+        return ("cpu",) if self.device.type == "cpu" else ("cpu", self.device.type)
+
     def info(self, load_s: dict[str, float]) -> LoadedInfo:
         """Describe what was loaded."""
         parameters = {id(p): p for _, module in named_modules_of(self.obj) for p in module.parameters()}.values()

@@ -1,11 +1,6 @@
-"""The report: one model, and its Markdown view."""
+"""The report of a run: one model, built from the run directory, and Markdown views of it."""
 
-from __future__ import annotations
+from perfladder.report.model import Report, build_report, find_run
+from perfladder.report.views import render_markdown, render_summary, write_report
 
-
-def build_report(path):
-    return None
-
-
-def write_report(report, path):
-    return None
+__all__ = ["Report", "build_report", "find_run", "render_markdown", "render_summary", "write_report"]

@@ -111,8 +111,9 @@ class Replay:
         was_training = getattr(module, "training", None)
         with contextlib.ExitStack() as stack:
             stack.enter_context(user_code(f"Replaying {self.manifest.stage}"))
-            stack.enter_context(torch.set_grad_enabled(context.grad_enabled))
+            # In this order: entering inference_mode(False) would switch gradients on.
             stack.enter_context(torch.inference_mode(context.inference_mode))
+            stack.enter_context(torch.set_grad_enabled(context.grad_enabled))
             stack.enter_context(self.loaded.attention())
             if context.autocast_dtype:
                 dtype = getattr(torch, context.autocast_dtype)

@@ -2,15 +2,140 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from perfladder.instrument import instrument, module_sites
+from perfladder.models import Model
+from perfladder.rungs.annotate import Annotator, instrumentation_warnings
 from perfladder.rungs.base import RungContext, RungResult
+from perfladder.rungs.capture import CaptureResult
+from perfladder.rungs.harness import HarnessResult, Replay
+from perfladder.rungs.regions import trace_warnings
+from perfladder.target import LoadedTarget
+from perfladder.trace.attribution import attribute
+from perfladder.trace.kernels import KernelSummary, list_kernels, summarize_kernels
+from perfladder.trace.labels import RUN_KIND
+from perfladder.trace.regions import report_regions
+from perfladder.trace.timeline import Timeline, report_timeline
+
+TRACE_FILE = "kernels.trace.json"
+_MAX_ROWS = 500
+
+
+class KernelsRequest(Model):
+    """Which capture to replay under the profiler, and where the trace goes."""
+
+    folder: str
+    trace_path: str
+    repeats: int = Field(default=3, gt=0, description="Profiled repeats of the captured call in the middle.")
+
+
+class Share(Model):
+    """A part of all kernel time."""
+
+    name: str
+    total_us: float
+    share: float
+    count: int
 
 
 class KernelsResult(RungResult):
-    """Draft."""
+    """Kernels of the replayed stage, or its leaf operators where no accelerator is used; times are per replayed call."""
 
     rung: str = "kernels"
+    stage: str | None = None
+    kind: Literal["kernels", "leaf_operators"] | None = None
+    call_index: int | None = None
+    repeats: int = 0
+    total_us: float = 0.0
+    attributed_share: float | None = None
+    operator_overhead_us: float | None = None
+    device_busy_frac: float | None = None
+    num_kernels: int = 0
+    kernels: list[KernelSummary] = []
+    by_operator: list[Share] = []
+    by_module: list[Share] = []
+    timeline: Timeline | None = None
 
 
-def run(context: RungContext) -> KernelsResult:
-    """Draft."""
-    return KernelsResult(status="not_applicable", reason="draft")
+def run(context: RungContext, request: KernelsRequest | None = None) -> KernelsResult:
+    """Profile the replay, in the process that the harness has timed it in."""
+    captured, harness = context.result(CaptureResult), context.result(HarnessResult)
+    if captured is None or captured.folder is None or harness is None:
+        return KernelsResult(status="not_applicable", reason="There is no replay to attribute kernels in.")
+    request = request or KernelsRequest(folder=captured.folder, trace_path=str(context.folder / TRACE_FILE))
+    return context.replay.call(measure, request, timeout_s=context.workload.timeout_s)
+
+
+def measure(loaded: LoadedTarget, request: KernelsRequest) -> KernelsResult:
+    """Replay one captured call under the profiler with every module annotated.
+
+    Raises:
+        RungError: The profiler gave nothing, or another one was active.
+        WorkloadError: The stage raised.
+    """
+    from perfladder.trace.record import record_window, span
+
+    replay = Replay(loaded, Path(request.folder))
+    call = replay.manifest.calls[len(replay.manifest.calls) // 2]
+    site, path = replay.site, Path(request.trace_path)
+    owner_path = site.path if site.is_module else site.path.rpartition(".")[0]
+    sites = module_sites(site.owner, owner_path) if hasattr(site.owner, "named_modules") else []
+    if not site.is_module:
+        sites = [*(s for s in sites if s.owner is not site.owner), site]
+    with record_window(path, activities=loaded.activities) as window:
+        # One replay inside the profiler, before anything is annotated, absorbs its first-use costs.
+        replay.replay(call)
+        with instrument(sites, Annotator()) as state:
+            for index in range(request.repeats):
+                args, kwargs = replay.prepare(call)
+                with replay.settings(call), span(RUN_KIND, str(index)):
+                    replay.call(args, kwargs)
+                    loaded.synchronize()
+    trace = window.read()
+    attribution = attribute(trace)
+    table = list_kernels(trace, attribution, only_runs=True)
+    rows = [_per_call(row, request.repeats) for row in summarize_kernels(table)]
+    report, timeline = report_regions(trace, attribution), report_timeline(trace)
+    busy = [run.device.busy_us / run.device.window_us for run in report.runs if run.device is not None]
+    return KernelsResult(
+        stage=replay.manifest.stage,
+        kind="leaf_operators" if table.is_host else "kernels",
+        call_index=call.index,
+        repeats=request.repeats,
+        total_us=table.total_us / request.repeats,
+        attributed_share=sum(row.share for row in rows if row.region is not None and row.operator is not None),
+        operator_overhead_us=table.non_leaf_ns / 1e3 / request.repeats if table.is_host else None,
+        device_busy_frac=sorted(busy)[len(busy) // 2] if busy else None,
+        num_kernels=table.num_kernels // request.repeats,
+        kernels=rows[:_MAX_ROWS],
+        by_operator=_shares(rows, [row.outer_operator or row.operator or "(no operator)" for row in rows]),
+        by_module=_shares(rows, [_module(row) for row in rows]),
+        timeline=timeline,
+        artifacts={"trace": path.name},
+        warnings=[*instrumentation_warnings(state), *trace_warnings(trace.warnings), *trace_warnings(report.warnings)],
+    )
+
+
+def _per_call(row: KernelSummary, repeats: int) -> KernelSummary:
+    return row.model_copy(update={"count": round(row.count / repeats), "total_us": row.total_us / repeats})
+
+
+def _module(row: KernelSummary) -> str:
+    return row.region.partition(":")[2] if row.region else "(outside the stage)"
+
+
+def _shares(rows: list[KernelSummary], names: list[str]) -> list[Share]:
+    totals: dict[str, Share] = {}
+    for row, name in zip(rows, names, strict=True):
+        known = totals.get(name, Share(name=name, total_us=0.0, share=0.0, count=0))
+        totals[name] = Share(
+            name=name,
+            total_us=known.total_us + row.total_us,
+            share=known.share + row.share,
+            count=known.count + row.count,
+        )
+    return sorted(totals.values(), key=lambda share: -share.total_us)

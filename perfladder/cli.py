@@ -1,0 +1,235 @@
+"""The command line. `--help` answers without importing torch: everything heavy is imported inside a verb."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from perfladder.errors import InputError, NotPossibleHereError, PerfladderError
+
+if TYPE_CHECKING:
+    from perfladder.ladder import ClimbOutcome
+    from perfladder.workload import WorkloadFile
+
+app = typer.Typer(
+    name="perfladder",
+    help="Finds why a PyTorch inference pipeline is slow, from stage timing down to kernels, with evidence.",
+    epilog=(
+        "Exit codes: 0 done; 1 a finding or regression that you asked to fail on; 2 wrong input; 3 the workload failed; "
+        "4 not possible here; 5 done, but a rung failed."
+    ),
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, and nothing else there.")]
+Out = Annotated[Path, typer.Option("--out", help="Folder that run directories are made in.")]
+Plain = Annotated[bool, typer.Option("--plain", help="Run directory only: no Prefect server, no MLflow store.")]
+Until = Annotated[str, typer.Option("--until", help="Last rung to climb: stages, capture, regions, harness or kernels.")]
+TrackingUri = Annotated[str | None, typer.Option("--tracking-uri", help="MLflow tracking URI; by default a SQLite store in --out.")]
+Set = Annotated[list[str] | None, typer.Option("--set", help="Change a workload field, as in --set measured_runs=20 (repeatable).")]
+
+_DEFAULT_OUT = Path("runs")
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    try:
+        app(standalone_mode=False)
+    except typer.Exit as done:
+        sys.exit(done.exit_code)
+    except typer.Abort:
+        sys.exit(130)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+    except Exception as error:
+        # Usage errors of the option parser carry their own exit code and way to show themselves.
+        if hasattr(error, "show") and hasattr(error, "exit_code"):
+            error.show()
+            sys.exit(2)
+        raise
+
+
+@app.command()
+def demo(as_json: Json = False, out: Out = _DEFAULT_OUT, plain: Plain = False) -> None:
+    """Profile a small diffusion pipeline, to see what perfladder does: no GPU, no download."""
+    _run("diffusion", as_json=as_json, out=out, plain=plain, until="kernels", tracking_uri=None, changes=[])
+
+
+@app.command()
+def run(
+    workload: Annotated[str, typer.Argument(help="A workload file (YAML), or a built-in: diffusion, embedding, streaming.")],
+    as_json: Json = False,
+    out: Out = _DEFAULT_OUT,
+    plain: Plain = False,
+    until: Until = "kernels",
+    tracking_uri: TrackingUri = None,
+    changes: Set = None,
+) -> None:
+    """Climb the ladder on a workload: stage timing, regions, isolated replay, kernels."""
+    _run(workload, as_json=as_json, out=out, plain=plain, until=until, tracking_uri=tracking_uri, changes=changes or [])
+
+
+@app.command()
+def report(
+    run_dir: Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, its id, or 'latest'.")],
+    as_json: Json = False,
+    out: Out = _DEFAULT_OUT,
+) -> None:
+    """Show the report of a run again; it is made anew from the run's files."""
+    with _errors(as_json):
+        from perfladder.report import build_report, find_run, render_markdown
+
+        document = build_report(find_run(run_dir, out))
+        if as_json:
+            print(document.model_dump_json(indent=1))
+        else:
+            _print_markdown(render_markdown(document))
+
+
+@app.command()
+def doctor(as_json: Json = False) -> None:
+    """Tell what this machine can do: devices, profiler activities, ncu, versions, other processes on the GPU."""
+    with _errors(as_json):
+        from perfladder.doctor import examine, render
+
+        examination = examine()
+        if as_json:
+            print(examination.model_dump_json(indent=1))
+        else:
+            render(examination)
+
+
+def _run(
+    source: str, *, as_json: bool, out: Path, plain: bool, until: str, tracking_uri: str | None, changes: list[str]
+) -> None:
+    with _errors(as_json), _progress() as tell:
+        file = _load(source, changes)
+        if plain:
+            from perfladder.ladder import climb
+
+            outcome = climb(file, runs_dir=out, until=until, tell=tell, source=source)
+        else:
+            outcome = _run_flow(file, source, out, until, tracking_uri, tell)
+    _show_outcome(outcome, as_json)
+    raise typer.Exit(outcome.exit_code)
+
+
+def _run_flow(
+    file: WorkloadFile, source: str, out: Path, until: str, tracking_uri: str | None, tell: Callable[[str], None]
+) -> ClimbOutcome:
+    import importlib.util
+
+    missing = [name for name in ("prefect", "mlflow") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise NotPossibleHereError(
+            f"{' and '.join(missing)} not installed. Install with: pip install 'perfladder[all]'; or add --plain to climb without."
+        )
+    from perfladder.flows.profile_pipeline import ProfilePipelineConfig, run_profile_pipeline
+
+    config = ProfilePipelineConfig(
+        workload=file.workload,
+        base_dir=str(file.base_dir),
+        source=source,
+        runs_dir=str(out.resolve()),
+        until=until,
+        tracking_uri=tracking_uri,
+    )
+    return run_profile_pipeline(config, tell=tell)
+
+
+def _load(source: str, changes: list[str]) -> WorkloadFile:
+    """Read the workload and apply `--set field=value` to it; values are YAML, fields may be dotted."""
+    import yaml
+
+    from perfladder.workload import WorkloadFile, load_workload, parse_workload
+
+    file = load_workload(source)
+    if not changes:
+        return file
+    data = file.workload.model_dump(mode="json")
+    for change in changes:
+        path, separator, text = change.partition("=")
+        if not separator or not path:
+            raise InputError(f"--set {change!r}: expected field=value, such as measured_runs=20.")
+        *parents, name = path.split(".")
+        owner: Any = data
+        for parent in parents:
+            if not isinstance(owner.get(parent), dict):
+                owner[parent] = {}
+            owner = owner[parent]
+        try:
+            owner[name] = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise InputError(f"--set {change!r}: the value is not valid YAML.") from error
+    return WorkloadFile(parse_workload(data, what=f"{source} with --set"), file.base_dir)
+
+
+@contextmanager
+def _errors(as_json: bool) -> Iterator[None]:
+    """Show an error of ours as one message, on stderr or as JSON, and end with its exit code."""
+    try:
+        yield
+    except PerfladderError as error:
+        if as_json:
+            print(json.dumps({"error": {"type": type(error).__name__, "message": str(error), "exit_code": error.exit_code}}))
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(error.exit_code) from None
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str], None]]:
+    """Progress lines on stderr, with a spinner where someone is watching."""
+    import time
+
+    from rich.console import Console
+
+    console = Console(stderr=True, highlight=False)
+    start = time.monotonic()
+
+    def line(text: str) -> str:
+        return f"{time.monotonic() - start:6.1f} s  {text}"
+
+    if not console.is_terminal:
+        yield lambda text: print(line(text), file=sys.stderr, flush=True)
+        return
+    with console.status("starting") as status:
+
+        def tell(text: str) -> None:
+            console.print(line(text), markup=False)
+            status.update(text.partition(":")[0])
+
+        yield tell
+
+
+def _show_outcome(outcome: ClimbOutcome, as_json: bool) -> None:
+    from perfladder.report import build_report, render_summary
+
+    if as_json:
+        print(outcome.model_dump_json(indent=1))
+        return
+    _print_markdown(render_summary(build_report(Path(outcome.run_dir))))
+
+
+def _print_markdown(text: str) -> None:
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    console = Console(highlight=False)
+    if console.is_terminal:
+        console.print(Markdown(text))
+    else:
+        print(text)
+
+
+if __name__ == "__main__":
+    main()

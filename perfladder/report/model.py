@@ -1,0 +1,235 @@
+"""`Report`: everything that a reader of a run needs, collected from its files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import yaml
+from pydantic import Field
+
+from perfladder.errors import InputError
+from perfladder.findings import Finding, collect_findings
+from perfladder.ladder import load_results
+from perfladder.models import SCHEMA_VERSION, Model, ResultWarning
+from perfladder.rundir import RunDirectory, RunRecord, read_model
+from perfladder.rungs.base import R, RungResult
+from perfladder.rungs.harness import HarnessResult
+from perfladder.rungs.kernels import KernelsResult, Share
+from perfladder.rungs.regions import RegionsResult, RegionSummary, ResidualSummary
+from perfladder.rungs.stages import CadenceTiming, MetricValue, Observed, StagesResult
+from perfladder.stats import Interval, Summary
+from perfladder.target import LoadedInfo
+from perfladder.trace.kernels import KernelSummary
+from perfladder.workload import Workload, parse_workload
+
+_TOP_KERNELS = 15
+
+
+class StageRow(Model):
+    """One line of the stage table, in ms a run."""
+
+    name: str
+    owner_type: str
+    calls_per_run: float
+    self_ms: Summary
+    total_ms: Summary
+    device_self_ms: Summary | None
+    share: float
+    share_interval: Interval
+
+
+class StageTable(Model):
+    """Stage timing of one scenario."""
+
+    scenario: str
+    wall_ms: Summary
+    stages: list[StageRow]
+    outside_ms: Summary
+    outside_share: float
+    cadence: CadenceTiming | None
+
+
+class RegionTable(Model):
+    """Regions of the profiled window."""
+
+    profiled_ms: float | None
+    profiled_ratio: float | None
+    device_busy_frac: float | None
+    regions: list[RegionSummary]
+    residual: ResidualSummary | None
+
+
+class HarnessVerdict(Model):
+    """What the replay says of itself."""
+
+    stage: str | None
+    is_faithful: bool | None
+    parity: Literal["exact", "within_tolerance", "different"] | None
+    timing_ratio: float | None
+    timing_ratio_interval: Interval | None
+    unfaithful_because: list[str]
+
+
+class KernelTableView(Model):
+    """The most expensive kernels of one replayed call."""
+
+    stage: str | None
+    kind: Literal["kernels", "leaf_operators"] | None
+    total_us: float
+    num_kernels: int
+    attributed_share: float | None
+    operator_overhead_us: float | None
+    kernels: list[KernelSummary]
+    by_operator: list[Share]
+    by_module: list[Share]
+
+
+class RungLine(Model):
+    """How one rung ended."""
+
+    name: str
+    status: str
+    reason: str | None
+    duration_s: float | None
+    warnings: list[ResultWarning]
+
+
+class Report(Model):
+    """The report of one run; `report.json` holds exactly this."""
+
+    schema_version: int = SCHEMA_VERSION
+    run: RunRecord
+    run_dir: str
+    workload: Workload
+    environment: LoadedInfo | None
+    metric: MetricValue | None
+    observed: Observed | None
+    overhead_ratio: float | None
+    first_call_ms: float | None
+    peak_device_allocated_bytes: int | None
+    peak_host_rss_bytes: int | None
+    stages: list[StageTable] = Field(description="The workload's own inputs first, then one entry a scenario.")
+    regions: RegionTable | None
+    harness: HarnessVerdict | None
+    kernels: KernelTableView | None
+    findings: list[Finding]
+    rungs: list[RungLine]
+    artifacts: dict[str, str]
+    next_experiment: str | None
+
+
+def build_report(run_dir: Path) -> Report:
+    """Read a run's files and collect its report; measures nothing.
+
+    Raises:
+        InputError: There is no run, or a file of it is damaged or from a newer perfladder.
+    """
+    run = RunDirectory.open(run_dir)
+    results = load_results(run)
+    environment_path = run.path / "environment.json"
+    environment = read_model(environment_path, LoadedInfo) if environment_path.exists() else None
+    workload = parse_workload(yaml.safe_load((run.path / "workload.yaml").read_text()), what=f"{run.path}/workload.yaml")
+    stages = _done(results, StagesResult)
+    findings = collect_findings(workload, environment, results) if environment else []
+    return Report(
+        run=run.record,
+        run_dir=str(run.path),
+        workload=workload,
+        environment=environment,
+        metric=stages.metric if stages else None,
+        observed=stages.observed if stages else None,
+        overhead_ratio=stages.overhead_ratio if stages else None,
+        first_call_ms=stages.first_call_ms if stages else None,
+        peak_device_allocated_bytes=stages.peak_device_allocated_bytes if stages else None,
+        peak_host_rss_bytes=stages.peak_host_rss_bytes if stages else None,
+        stages=_stage_tables(stages) if stages else [],
+        regions=_regions(_done(results, RegionsResult)),
+        harness=_harness(_done(results, HarnessResult)),
+        kernels=_kernels(_done(results, KernelsResult)),
+        findings=findings,
+        rungs=[
+            RungLine(name=name, status=r.status, reason=r.reason, duration_s=r.duration_s, warnings=r.warnings)
+            for name, r in results.items()
+        ],
+        artifacts=_artifacts(run, results),
+        next_experiment=findings[-1].next_experiment if findings else None,
+    )
+
+
+def find_run(name: str, runs_dir: Path) -> Path:
+    """Find a run by its folder, its id, or `latest`.
+
+    Raises:
+        InputError: There is none.
+    """
+    if (Path(name) / "run.json").is_file():
+        return Path(name)
+    runs = sorted(runs_dir.glob("*/*/run.json"), key=lambda path: path.parent.name)
+    if name == "latest" and runs:
+        return runs[-1].parent
+    matching = [path.parent for path in runs if path.parent.name == name]
+    if matching:
+        return matching[0]
+    known = ", ".join(f"{path.parent}" for path in runs[-3:]) or f"none below {runs_dir}"
+    raise InputError(f"There is no run {name!r}. Give its folder, its id or 'latest'. Newest runs: {known}.")
+
+
+def _done(results: dict[str, RungResult], kind: type[R]) -> R | None:
+    return next((r for r in results.values() if isinstance(r, kind) and r.status == "done"), None)
+
+
+def _stage_tables(result: StagesResult) -> list[StageTable]:
+    return [
+        StageTable(
+            scenario=timing.name,
+            wall_ms=timing.wall_ms.summary,
+            stages=[
+                StageRow(
+                    name=stage.name,
+                    owner_type=stage.owner_type,
+                    calls_per_run=stage.calls_per_run,
+                    self_ms=stage.self_ms.summary,
+                    total_ms=stage.total_ms.summary,
+                    device_self_ms=stage.device_self_ms.summary if stage.device_self_ms else None,
+                    share=stage.share,
+                    share_interval=stage.share_interval,
+                )
+                for stage in timing.stages
+            ],
+            outside_ms=timing.outside_ms.summary,
+            outside_share=timing.outside_share,
+            cadence=timing.cadence,
+        )
+        for timing in result.scenarios
+    ]
+
+
+def _regions(result: RegionsResult | None) -> RegionTable | None:
+    if result is None:
+        return None
+    fields = ("profiled_ms", "profiled_ratio", "device_busy_frac", "regions", "residual")
+    return RegionTable(**{name: getattr(result, name) for name in fields})
+
+
+def _harness(result: HarnessResult | None) -> HarnessVerdict | None:
+    if result is None:
+        return None
+    return HarnessVerdict(**{name: getattr(result, name) for name in HarnessVerdict.model_fields})
+
+
+def _kernels(result: KernelsResult | None) -> KernelTableView | None:
+    if result is None:
+        return None
+    view = KernelTableView(**{name: getattr(result, name) for name in KernelTableView.model_fields})
+    top = {name: getattr(view, name)[:_TOP_KERNELS] for name in ("kernels", "by_operator", "by_module")}
+    return view.model_copy(update=top)
+
+
+def _artifacts(run: RunDirectory, results: dict[str, RungResult]) -> dict[str, str]:
+    found = {"workload": "workload.yaml", "environment": "environment.json", "session log": "session.log"}
+    for entry in run.record.rungs:
+        found[f"{entry.name} result"] = f"{entry.folder}/{entry.name}.json"
+        for label, name in results[entry.name].artifacts.items():
+            found[f"{entry.name} {label}"] = f"{entry.folder}/{name}"
+    return {label: path for label, path in found.items() if (run.path / path).exists()}

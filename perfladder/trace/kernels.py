@@ -1,0 +1,289 @@
+"""One row a kernel: from which operator, function and region it came, when it was launched, and when it ran.
+
+On a trace without device work the "kernels" are the operators that call no others; the self time of those that do is
+reported beside them, so that both add up to the time in operators.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from perfladder.trace.attribution import Attribution, attribute
+from perfladder.trace.labels import FUNCTION_KIND
+from perfladder.trace.model import BoolArray, Category, IntArray, Trace
+from perfladder.trace.nesting import ROOT
+from perfladder.trace.rows import Row
+
+_US: Final = 1e-3
+_NONE: Final = -1
+
+
+@dataclass(frozen=True, eq=False)
+class KernelTable:
+    """One entry for each kernel, copy and fill, or for each leaf operator on a host-only trace.
+
+    Attributes:
+        trace: The trace that the indices below point into.
+        is_host: Whether these are leaf operators.
+        event: Index into the trace.
+        operator: Position (in `trace.forest`) of the innermost operator, or -1.
+        outer_operator: Position of the outermost operator inside the innermost region, or -1.
+        function: Position of the innermost span of a functional call, or -1.
+        region: Position of the innermost region: the nearest module, or -1.
+        run: Number of the run, or -1.
+        launch: Position of the launching call, or -1.
+        launch_ns: Start of the launching call; -1 if unknown, and for leaf operators.
+        latency_ns: From there to the start on the device; -1 if unknown, and for leaf operators.
+        non_leaf_ns: Self time of operators that call others; 0 if a device does the work.
+    """
+
+    trace: Trace
+    is_host: bool
+    event: IntArray
+    operator: IntArray
+    outer_operator: IntArray
+    function: IntArray
+    region: IntArray
+    run: IntArray
+    launch: IntArray
+    launch_ns: IntArray
+    latency_ns: IntArray
+    non_leaf_ns: int
+
+    @property
+    def num_kernels(self) -> int:
+        """Number of entries."""
+        return len(self.event)
+
+    @property
+    def total_us(self) -> float:
+        """Sum of the durations."""
+        return int(self.trace.duration_ns[self.event].sum()) * _US
+
+    def row(self, index: int) -> KernelRow:
+        """Return one entry as a row of names and microseconds."""
+        trace, event = self.trace, int(self.event[index])
+        launch_ns, latency_ns = int(self.launch_ns[index]), int(self.latency_ns[index])
+        return KernelRow(
+            kernel=trace.names[trace.name_id[event]],
+            category=Category(int(trace.category[event])).name.lower(),
+            operator=_name(trace, int(self.operator[index])),
+            outer_operator=_name(trace, int(self.outer_operator[index])),
+            function=_label(trace, int(self.function[index])),
+            region=_label(trace, int(self.region[index])),
+            run=None if self.run[index] < 0 else int(self.run[index]),
+            device=None if self.is_host or trace.device[event] < 0 else int(trace.device[event]),
+            stream=None if self.is_host or trace.stream[event] < 0 else int(trace.stream[event]),
+            start_us=int(trace.start_ns[event]) * _US,
+            duration_us=int(trace.duration_ns[event]) * _US,
+            launch_start_us=None if launch_ns < 0 else launch_ns * _US,
+            launch_latency_us=None if self.launch[index] < 0 else latency_ns * _US,
+        )
+
+
+class KernelRow(Row):
+    """One kernel, copy or fill (or leaf operator) with where it came from; times count from the trace's zero.
+
+    Attributes:
+        kernel: Name of the kernel.
+        category: `kernel`, `gpu_memcpy`, `gpu_memset`, or `cpu_op` for a leaf operator.
+        operator: Innermost operator that launched it.
+        outer_operator: Outermost operator inside the region: what the module's code called.
+        function: `torch.nn.functional` call around it, if these were marked.
+        region: Region id of the nearest module or method.
+        run: Number of the run.
+        device: Index of the device.
+        stream: Stream.
+        start_us: Start.
+        duration_us: Duration.
+        launch_start_us: Start of the launching call on the host.
+        launch_latency_us: From there to `start_us`: overhead plus queueing.
+    """
+
+    kernel: str
+    category: str
+    operator: str | None
+    outer_operator: str | None
+    function: str | None
+    region: str | None
+    run: int | None
+    device: int | None
+    stream: int | None
+    start_us: float
+    duration_us: float
+    launch_start_us: float | None
+    launch_latency_us: float | None
+
+
+class KernelSummary(Row):
+    """All launches of one kernel from one operator in one region.
+
+    Attributes:
+        kernel: Name of the kernel.
+        category: As in `KernelRow`.
+        operator: Innermost operator.
+        outer_operator: Outermost operator inside the region.
+        function: Functional call.
+        region: Region id.
+        count: Number of launches.
+        total_us: Sum of durations.
+        mean_us: Mean duration.
+        share: Fraction of all kernel time of the table.
+        example_event: Index into the trace of the longest one, to look up its arguments.
+    """
+
+    kernel: str
+    category: str
+    operator: str | None
+    outer_operator: str | None
+    function: str | None
+    region: str | None
+    count: int
+    total_us: float
+    mean_us: float
+    share: float
+    example_event: int
+
+
+def list_kernels(trace: Trace, attribution: Attribution | None = None, *, only_runs: bool = False) -> KernelTable:
+    """Return one entry for each kernel, copy and fill, or for each leaf operator if no device worked in the window.
+
+    Args:
+        trace: The trace.
+        attribution: From `attribute`; made with its defaults if None.
+        only_runs: Leave out what belongs to no profiled run.
+    """
+    attribution = attribution or attribute(trace)
+    forest = trace.forest
+    is_label = np.array([label is not None for label in trace.labels], bool)[forest.name_id]
+    is_operator = (trace.category[forest.event] == Category.CPU_OP) & ~is_label
+    is_function_name = np.array([label is not None and label.kind == FUNCTION_KIND for label in trace.labels], bool)
+    inner = forest.innermost(is_operator)
+    outer = forest.outermost(is_operator, barrier=attribution.is_region)
+    function = forest.innermost(is_function_name[forest.name_id]) if is_function_name.any() else None
+    if trace.has_device_work:
+        return _device_table(trace, attribution, inner, outer, function, only_runs)
+    return _leaf_table(trace, attribution, inner, outer, function, is_operator, only_runs)
+
+
+def _device_table(
+    trace: Trace,
+    attribution: Attribution,
+    inner: IntArray,
+    outer: IntArray,
+    function: IntArray | None,
+    only_runs: bool,
+) -> KernelTable:
+    forest, join = trace.forest, trace.device_join
+    chosen = np.flatnonzero(attribution.device_run >= 0) if only_runs else np.arange(len(join.event))
+    event, host, launch = join.event[chosen], join.host[chosen], join.launch[chosen]
+    has_launch = launch >= 0
+    launch_ns = np.where(has_launch, _at(forest.start_ns, launch), _NONE)
+    return KernelTable(
+        trace=trace,
+        is_host=False,
+        event=event,
+        operator=_at(inner, host),
+        outer_operator=_at(outer, host),
+        function=_at(function, host),
+        region=attribution.device_region[chosen],
+        run=attribution.device_run[chosen],
+        launch=launch,
+        launch_ns=launch_ns,
+        latency_ns=np.where(has_launch, trace.start_ns[event] - launch_ns, _NONE),
+        non_leaf_ns=0,
+    )
+
+
+def _leaf_table(
+    trace: Trace,
+    attribution: Attribution,
+    inner: IntArray,
+    outer: IntArray,
+    function: IntArray | None,
+    is_operator: BoolArray,
+    only_runs: bool,
+) -> KernelTable:
+    forest = trace.forest
+    inside = is_operator & (attribution.run >= 0) if only_runs else is_operator
+    has_operator_below = np.zeros(forest.num_spans, bool)
+    # An operator may call others through one of our spans: then it is no leaf either.
+    above = np.where(forest.parent >= 0, inner[np.maximum(forest.parent, 0)], ROOT) if forest.num_spans else inner
+    has_operator_below[above[is_operator & (above >= 0)]] = True
+    leaves = np.flatnonzero(inside & ~has_operator_below)
+    absent = np.full(len(leaves), _NONE, np.int64)
+    return KernelTable(
+        trace=trace,
+        is_host=True,
+        event=forest.event[leaves],
+        operator=leaves,
+        outer_operator=outer[leaves],
+        function=_at(function, leaves),
+        region=attribution.region[leaves],
+        run=attribution.run[leaves],
+        launch=absent,
+        launch_ns=absent,
+        latency_ns=absent,
+        non_leaf_ns=int(forest.self_ns[inside & has_operator_below].sum()),
+    )
+
+
+def summarize_kernels(table: KernelTable, limit: int | None = None) -> list[KernelSummary]:
+    """Aggregate a table by kernel, operator, function and region, the largest total first."""
+    trace, forest = table.trace, table.trace.forest
+    if not table.num_kernels:
+        return []
+    names: list[IntArray] = [trace.name_id[table.event].astype(np.int64), trace.category[table.event].astype(np.int64)]
+    for position in (table.operator, table.outer_operator, table.function, table.region):
+        names.append(_at(forest.name_id.astype(np.int64), position))
+    code = _combine(names)
+    codes, first, inverse = np.unique(code, return_index=True, return_inverse=True)
+    duration = trace.duration_ns[table.event]
+    count = np.bincount(inverse, minlength=len(codes))
+    total = np.bincount(inverse, weights=duration, minlength=len(codes))
+    longest = np.lexsort((-duration, inverse))[np.cumsum(count) - count]
+    whole = max(float(total.sum()), 1e-9)
+    order = np.argsort(-total, kind="stable")[:limit].tolist()
+    return [
+        KernelSummary(
+            **table.row(int(first[index])).model_dump(
+                include={"kernel", "category", "operator", "outer_operator", "function", "region"}
+            ),
+            count=int(count[index]),
+            total_us=float(total[index]) * _US,
+            mean_us=float(total[index] / count[index]) * _US,
+            share=float(total[index]) / whole,
+            example_event=int(table.event[longest[index]]),
+        )
+        for index in order
+    ]
+
+
+def _combine(columns: list[IntArray]) -> IntArray:
+    """Return one code for each distinct combination of values."""
+    code = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        _, inverse = np.unique(column, return_inverse=True)
+        code = code * (int(inverse.max()) + 1) + inverse
+        _, code = np.unique(code, return_inverse=True)
+    return code
+
+
+def _at(values: IntArray | None, positions: IntArray) -> IntArray:
+    if values is None or not len(values):
+        return np.full(len(positions), _NONE, np.int64)
+    return np.where(positions >= 0, values[np.maximum(positions, 0)], _NONE)
+
+
+def _name(trace: Trace, position: int) -> str | None:
+    return trace.names[trace.forest.name_id[position]] if position >= 0 else None
+
+
+def _label(trace: Trace, position: int) -> str | None:
+    label = trace.labels[trace.forest.name_id[position]] if position >= 0 else None
+    if label is None:
+        return None
+    return label.name if label.kind == FUNCTION_KIND else label.region_id

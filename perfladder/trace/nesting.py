@@ -1,0 +1,229 @@
+"""Which span encloses which on the host side, by interval nesting in each thread."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from perfladder.trace.model import BoolArray, Category, IntArray
+
+if TYPE_CHECKING:
+    from perfladder.trace.model import Trace
+
+HOST_CATEGORIES: Final = (Category.CPU_OP, Category.USER_ANNOTATION, Category.RUNTIME, Category.DRIVER)
+ROOT: Final = -1
+
+# The profiler's own bookkeeping; torch's aggregation leaves these out too, so their time belongs to what encloses them.
+BOOKKEEPING: Final = frozenset(
+    {
+        "[memory]",
+        "[OutOfMemory]",
+        "profiler::_record_function_enter",
+        "profiler::_record_function_enter_new",
+        "profiler::_record_function_exit",
+        "aten::is_leaf",
+        "aten::output_nr",
+        "aten::_version",
+    }
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Forest:
+    """Host spans ordered by (process, thread, start), each with its parent. All arrays have one entry a span.
+
+    A *position* is an index into these arrays; `event[position]` is the index into the trace.
+
+    Attributes:
+        event: Index into the trace.
+        parent: Position of the innermost enclosing span, or -1.
+        depth: Number of enclosing spans.
+        thread: Number of the (process, thread) pair, counted in this forest's order.
+        start_ns: Start.
+        end_ns: End.
+        name_id: Index into the trace's names.
+        num_overlaps: Spans that overlap an earlier one of their thread without nesting.
+    """
+
+    event: IntArray
+    parent: IntArray
+    depth: IntArray
+    thread: IntArray
+    start_ns: IntArray
+    end_ns: IntArray
+    name_id: IntArray
+    num_overlaps: int
+
+    @property
+    def num_spans(self) -> int:
+        """Number of spans."""
+        return len(self.event)
+
+    @cached_property
+    def duration_ns(self) -> IntArray:
+        """Duration of each span."""
+        return self.end_ns - self.start_ns
+
+    @cached_property
+    def self_ns(self) -> IntArray:
+        """Duration of each span without its children; never negative."""
+        has_parent = self.parent >= 0
+        children = np.bincount(
+            self.parent[has_parent], weights=self.duration_ns[has_parent], minlength=self.num_spans
+        ).astype(np.int64)
+        return np.maximum(self.duration_ns - children, 0)
+
+    @cached_property
+    def num_children(self) -> IntArray:
+        """Number of direct children of each span."""
+        return np.bincount(self.parent[self.parent >= 0], minlength=self.num_spans)
+
+    @cached_property
+    def _levels(self) -> list[IntArray]:
+        """Positions by depth, outermost first."""
+        order = np.argsort(self.depth, kind="stable")
+        bounds = np.cumsum(np.bincount(self.depth)) if len(order) else np.empty(0, np.int64)
+        return np.split(order, bounds[:-1]) if len(bounds) else []
+
+    def innermost(self, wanted: BoolArray) -> IntArray:
+        """Return, for each span, the position of the innermost wanted span that is it or encloses it, or -1."""
+        found = np.where(wanted, np.arange(self.num_spans), ROOT)
+        for level in self._levels[1:]:
+            level = level[found[level] < 0]
+            found[level] = found[self.parent[level]]
+        return found
+
+    def outermost(self, wanted: BoolArray, barrier: BoolArray | None = None) -> IntArray:
+        """Return, for each span, the position of the outermost wanted span that is it or encloses it, or -1.
+
+        Args:
+            wanted: Which spans count.
+            barrier: Spans that begin anew: what encloses them is not looked at.
+        """
+        found = np.where(wanted, np.arange(self.num_spans), ROOT)
+        for level in self._levels[1:]:
+            above = found[self.parent[level]]
+            if barrier is not None:
+                above = np.where(barrier[level], ROOT, above)
+            found[level] = np.where(above >= 0, above, found[level])
+        return found
+
+    def sum_up(self, values: IntArray) -> IntArray:
+        """Return, for each span, the sum of `values` over it and all spans inside it."""
+        total = values.copy()
+        for level in self._levels[:0:-1]:
+            np.add.at(total, self.parent[level], total[level])
+        return total
+
+
+def nest_host_spans(trace: Trace) -> Forest:
+    """Nest operators, annotations and runtime calls in each thread; the profiler's bookkeeping is left out."""
+    is_bookkeeping = np.array([name in BOOKKEEPING for name in trace.names], bool)
+    events = trace.events_of(*HOST_CATEGORIES)
+    if is_bookkeeping.any():
+        events = events[~is_bookkeeping[trace.name_id[events]]]
+    return nest_spans(trace, events)
+
+
+def nest_spans(trace: Trace, events: IntArray) -> Forest:
+    """Nest the spans of these events in each (process, thread) by their intervals.
+
+    A span belongs to the innermost earlier one that contains it wholly; one that only overlaps has no parent there.
+    Where the trace's timestamps are rounded, a span may reach over its parent's end by that much.
+    """
+    start = trace.start_ns[events]
+    end = start + trace.duration_ns[events]
+    thread = trace.pid[events].astype(np.int64) * len(trace.tids) + trace.tid[events]
+    order = _order(thread, start, end)
+    if order is not None:
+        events, start, end, thread = events[order], start[order], end[order], thread[order]
+    bounds = np.flatnonzero(np.diff(thread)) + 1
+    parent = np.empty(len(events), np.int64)
+    depth = np.empty(len(events), np.int64)
+    num_overlaps = 0
+    for low, high in zip([0, *bounds.tolist()], [*bounds.tolist(), len(events)], strict=True):
+        part = slice(low, high)
+        nested = None if trace.resolution_ns > 1 else _nest_by_counting(start[part], end[part])
+        if nested is None:
+            nested = _nest_by_scanning(start[part], end[part], trace.resolution_ns if trace.resolution_ns > 1 else 0)
+        part_parent, depth[part], part_overlaps = nested
+        parent[part] = np.where(part_parent >= 0, part_parent + low, ROOT)
+        num_overlaps += part_overlaps
+    thread_number = np.zeros(len(events), np.int64)
+    thread_number[bounds] = 1
+    return Forest(
+        event=events,
+        parent=parent,
+        depth=depth,
+        thread=np.cumsum(thread_number),
+        start_ns=start,
+        end_ns=end,
+        name_id=trace.name_id[events],
+        num_overlaps=num_overlaps,
+    )
+
+
+def _order(thread: IntArray, start: IntArray, end: IntArray) -> IntArray | None:
+    """Return the order by thread, start and longest first; None if the spans are in that order already."""
+    step_thread, step_start, step_end = np.diff(thread), np.diff(start), np.diff(end)
+    is_ordered = (step_thread > 0) | ((step_thread == 0) & ((step_start > 0) | ((step_start == 0) & (step_end <= 0))))
+    return None if is_ordered.all() else np.lexsort((-end, start, thread))
+
+
+def _nest_by_counting(start: IntArray, end: IntArray) -> tuple[IntArray, IntArray, int] | None:
+    """Nest one thread without a loop over spans; None if the spans do not nest cleanly.
+
+    The depth of a span is the number of earlier spans that have not ended when it starts; its parent is the last
+    earlier span that is one level higher.
+    """
+    count = len(start)
+    if count == 0:
+        return np.empty(0, np.int64), np.empty(0, np.int64), 0
+    # Ends up to each start; spans without duration at the very same start come after the span, so they do not count.
+    num_ended = np.searchsorted(np.sort(end), start, side="right")
+    is_empty = start == end
+    if is_empty.any():
+        empty_starts = start[is_empty]
+        num_empty_before = np.cumsum(is_empty) - is_empty
+        num_ended -= np.searchsorted(empty_starts, start, side="right") - num_empty_before
+    depth = np.arange(count) - num_ended
+    if depth.min() < 0:
+        return None
+    parent = np.full(count, ROOT, np.int64)
+    by_depth = np.argsort(depth, kind="stable")
+    bounds = np.concatenate(([0], np.cumsum(np.bincount(depth))))
+    for level in range(1, len(bounds) - 1):
+        above = by_depth[bounds[level - 1] : bounds[level]]
+        here = by_depth[bounds[level] : bounds[level + 1]]
+        place = np.searchsorted(above, here) - 1
+        if place.size and place[0] < 0:
+            return None
+        parent[here] = above[place]
+    inner = np.flatnonzero(parent >= 0)
+    if (end[inner] > end[parent[inner]]).any() or (start[inner] >= end[parent[inner]]).any():
+        return None
+    return parent, depth, 0
+
+
+def _nest_by_scanning(start: IntArray, end: IntArray, tolerance_ns: int) -> tuple[IntArray, IntArray, int]:
+    """Nest one thread with a stack of open spans, for spans that overlap or whose ends are rounded."""
+    parents: list[int] = []
+    depths: list[int] = []
+    stack: list[int] = []
+    num_overlaps = 0
+    starts, ends = start.tolist(), end.tolist()
+    for index, (low, high) in enumerate(zip(starts, ends, strict=True)):
+        while stack:
+            top_end = ends[stack[-1]]
+            is_inside = low < top_end and high <= top_end + tolerance_ns
+            if is_inside and (high <= top_end or low + high <= 2 * top_end):
+                break
+            num_overlaps += high > top_end > low + tolerance_ns
+            stack.pop()
+        parents.append(stack[-1] if stack else ROOT)
+        depths.append(len(stack))
+        stack.append(index)
+    return np.array(parents, np.int64), np.array(depths, np.int64), num_overlaps
