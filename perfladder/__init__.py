@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from perfladder.ladder import climb as climb
+    from perfladder.profiling.api import PerformanceProfile as PerformanceProfile
+    from perfladder.profiling.api import profile as profile
     from perfladder.trace.model import Trace as Trace
     from perfladder.workload import Workload as Workload
     from perfladder.workload import load_workload as load_workload
@@ -17,13 +19,15 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _LAZY = {
+    "PerformanceProfile": "perfladder.profiling.api",
     "Trace": "perfladder.trace.model",
     "Workload": "perfladder.workload",
     "climb": "perfladder.ladder",
     "load_workload": "perfladder.workload",
+    "profile": "perfladder.profiling.api",
 }
 
-__all__ = ["Trace", "Workload", "__version__", "climb", "load_workload"]
+__all__ = ["PerformanceProfile", "Trace", "Workload", "__version__", "climb", "load_workload", "profile"]
 
 
 def __getattr__(name: str) -> Any:

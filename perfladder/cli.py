@@ -43,9 +43,8 @@ _DEFAULT_OUT = Path("runs")
 def main() -> None:
     """Entry point of the console script."""
     try:
-        app(standalone_mode=False)
-    except typer.Exit as done:
-        sys.exit(done.exit_code)
+        # Without standalone mode the exit code that a verb raises comes back as the return value.
+        sys.exit(app(standalone_mode=False) or 0)
     except typer.Abort:
         sys.exit(130)
     except KeyboardInterrupt:
@@ -67,7 +66,7 @@ def demo(as_json: Json = False, out: Out = _DEFAULT_OUT, plain: Plain = False) -
 
 @app.command()
 def run(
-    workload: Annotated[str, typer.Argument(help="A workload file (YAML), or a built-in: diffusion, embedding, streaming.")],
+    workload: Annotated[str, typer.Argument(help="A workload file (YAML), or a built-in: diffusion, diffusion-sd15, embedding, streaming.")],
     as_json: Json = False,
     out: Out = _DEFAULT_OUT,
     plain: Plain = False,
@@ -94,6 +93,25 @@ def report(
             print(document.model_dump_json(indent=1))
         else:
             _print_markdown(render_markdown(document))
+
+
+@app.command()
+def attribute(
+    traces: Annotated[
+        list[str], typer.Argument(metavar="TRACE...", help="Files of torch.profiler or Kineto, plain or gzip; one a rank.")
+    ],
+    as_json: Json = False,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Rows of each table.")] = 30,
+) -> None:
+    """Analyse any profiler trace: kernels, regions, idle time, copies, communication."""
+    with _errors(as_json):
+        from perfladder.profiling.attribute import analyse_traces
+
+        analyses = analyse_traces(traces, limit=limit)
+        if as_json:
+            print(analyses.model_dump_json(indent=1))
+        else:
+            _print_markdown(analyses.markdown())
 
 
 @app.command()

@@ -9,11 +9,14 @@ import subprocess
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pydantic import JsonValue
+from pydantic import Field, JsonValue
 
 from perfladder.models import Model, digest
+
+if TYPE_CHECKING:
+    import torch
 
 _PACKAGES = ("torch", "numpy", "diffusers", "transformers", "torchao", "triton", "safetensors", "perfladder")
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TORCH_NUM_THREADS")
@@ -41,6 +44,8 @@ class DeviceSnapshot(Model):
     """The moving state of one accelerator; None where the driver does not say."""
 
     index: int
+    uuid: str | None = None
+    total_memory_bytes: int | None = None
     free_memory_bytes: int | None = None
     sm_clock_mhz: int | None = None
     memory_clock_mhz: int | None = None
@@ -54,8 +59,14 @@ class Snapshot(Model):
     """Load and clocks at one moment: never part of a fingerprint."""
 
     load_average_1m: float
+    num_cpus: int = Field(default=1, description="CPUs of the whole machine, which the load average counts.")
     available_memory_bytes: int
     devices: list[DeviceSnapshot] = []
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether more than half of the machine's CPUs had work over the last minute."""
+        return self.load_average_1m > 0.5 * self.num_cpus
 
 
 class Environment(Model):
@@ -125,9 +136,21 @@ def take_snapshot() -> Snapshot:
 
     return Snapshot(
         load_average_1m=os.getloadavg()[0],
+        num_cpus=os.cpu_count() or 1,
         available_memory_bytes=psutil.virtual_memory().available,
         devices=_nvidia_snapshots(),
     )
+
+
+def snapshot_of(snapshot: Snapshot, device: torch.device) -> DeviceSnapshot | None:
+    """The state of a torch device, whose index may not be the driver's (CUDA_VISIBLE_DEVICES); None without one."""
+    if device.type != "cuda":
+        return None
+    import torch
+
+    uuid = str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
+    by_uuid = [state for state in snapshot.devices if state.uuid and uuid and state.uuid.endswith(uuid)]
+    return next(iter(by_uuid or snapshot.devices[device.index or 0 :]), None)
 
 
 def installed_versions(packages: tuple[str, ...]) -> dict[str, str]:
@@ -175,7 +198,9 @@ def _devices(accelerator: str) -> list[Device]:
     devices = []
     for index in range(torch.accelerator.device_count()):
         properties = backend.get_device_properties(index)
-        capability = ".".join(str(part) for part in (getattr(properties, "major", ""), getattr(properties, "minor", "")))
+        capability = ".".join(
+            str(part) for part in (getattr(properties, "major", ""), getattr(properties, "minor", ""))
+        )
         devices.append(
             Device(
                 index=index,
@@ -222,9 +247,11 @@ def _nvidia_snapshot(nvml: Any, index: int) -> DeviceSnapshot:
             return None
 
     memory, utilization = ask("nvmlDeviceGetMemoryInfo"), ask("nvmlDeviceGetUtilizationRates")
-    power_mw = ask("nvmlDeviceGetPowerUsage")
+    power_mw, family = ask("nvmlDeviceGetPowerUsage"), _own_family()
     return DeviceSnapshot(
         index=index,
+        uuid=ask("nvmlDeviceGetUUID"),
+        total_memory_bytes=memory.total if memory else None,
         free_memory_bytes=memory.free if memory else None,
         sm_clock_mhz=ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
         memory_clock_mhz=ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM),
@@ -234,7 +261,7 @@ def _nvidia_snapshot(nvml: Any, index: int) -> DeviceSnapshot:
         other_processes=[
             DeviceProcess(pid=process.pid, name=_process_name(process.pid), memory_bytes=process.usedGpuMemory)
             for process in ask("nvmlDeviceGetComputeRunningProcesses") or []
-            if process.pid not in _own_family()
+            if process.pid not in family
         ],
     )
 
@@ -245,7 +272,11 @@ def _own_family() -> set[int]:
 
     own = psutil.Process()
     with contextlib.suppress(psutil.Error):
-        return {own.pid, *(p.pid for p in own.parents()), *(p.pid for p in own.children(recursive=True))}
+        parents = own.parents()
+        # In a session's child the other children of whoever started the guard belong to the same ladder.
+        is_guarded = bool(parents) and str(Path(__file__).with_name("guard.py")) in parents[0].cmdline()
+        root = parents[1] if is_guarded and len(parents) > 1 else own
+        return {own.pid, *(p.pid for p in parents), *(p.pid for p in root.children(recursive=True))}
     return {own.pid}
 
 
@@ -256,4 +287,3 @@ def _process_name(pid: int) -> str:
         return psutil.Process(pid).name()
     except psutil.Error:
         return "unknown"
-

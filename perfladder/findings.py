@@ -37,6 +37,7 @@ _DOMINANT_SHARE = 0.5
 _CLEAR_SHARE = 0.2
 _BUSY_FRAC = 0.9
 _DISTORTION = 1.5
+_ENOUGH_CHUNKS = 100
 
 
 class Evidence(Model):
@@ -89,6 +90,27 @@ POLICY = (
 """The stopping policy. Whatever is in no row goes on to the next rung."""
 
 
+_MATTERS_MOST: tuple[Kind, ...] = (
+    "outside_dominates",
+    "cadence_missed",
+    "replay_output_differs",
+    "not_replayable",
+    "device_mostly_idle",
+    "outside_regions",
+    "dominant_kernels",
+    "no_dominant_stage",
+    "dominant_stage",
+)
+"""Whose next experiment is the one to begin with, the first that was found."""
+
+
+def smallest_next_experiment(findings: list[Finding]) -> str | None:
+    """The experiment to begin with: a thing that settles a question before one that refines an answer."""
+    by_kind = {finding.kind: finding for finding in reversed(findings)}
+    first = next((by_kind[kind] for kind in _MATTERS_MOST if kind in by_kind), None)
+    return first.next_experiment if first else findings[-1].next_experiment if findings else None
+
+
 def rungs_to_skip(findings: list[Finding]) -> dict[str, str]:
     """The rungs that the findings make needless, with the reason."""
     kinds = {finding.kind for finding in findings}
@@ -107,7 +129,7 @@ def collect_findings(workload: Workload, info: LoadedInfo, results: Mapping[str,
         derive = _DERIVATIONS.get(type(result))
         if result.status == "done" and derive is not None:
             found += derive(result, workload)
-        elif isinstance(result, CaptureResult) and result.status == "not_applicable":
+        elif isinstance(result, CaptureResult) and result.status == "not_applicable" and result.stage is not None:
             found += _not_replayable(result)
     return found
 
@@ -139,7 +161,10 @@ def _from_stages(result: StagesResult, workload: Workload) -> list[Finding]:
                 kind="dominant_stage",
                 rung="stages",
                 stage=top.name,
-                claim=f"Stage {top.name} holds {top.share:.0%} of the time, in {top.calls_per_run:g} calls a run.",
+                claim=(
+                    f"Stage {top.name} holds {top.share:.0%} of the time, in {top.calls_per_run:g} "
+                    f"{'call' if top.calls_per_run == 1 else 'calls'} a run."
+                ),
                 evidence=[
                     Evidence(metric="share", value=top.share, unit="of wall time", source=_where("stages", top.name)),
                     Evidence(metric="cost_ms_p50", value=top.cost_ms.summary.p50, unit="ms", source=_where("stages", top.name)),
@@ -186,11 +211,17 @@ def _cadence(result: StagesResult, workload: Workload) -> list[Finding]:
             ],
             uncertainty=f"{cadence.chunk_ms.n} chunks, from {cadence.chunk_ms.min:.1f} to {cadence.chunk_ms.max:.1f} ms",
             refuted_by="a longer run in which the p95 crosses the limit",
-            next_experiment="Raise measured_runs until p95 rests on at least 100 chunks."
-            if cadence.chunk_ms.n < 100
-            else "Speed up the dominating stage, or lower the cadence that is asked for.",
+            next_experiment=_cadence_experiment(is_met, cadence.chunk_ms.n),
         )
     ]
+
+
+def _cadence_experiment(is_met: bool, num_chunks: int) -> str:
+    if num_chunks < _ENOUGH_CHUNKS:
+        return f"Raise measured_runs until p95 rests on at least {_ENOUGH_CHUNKS} chunks."
+    if is_met:
+        return "None is needed for the cadence."
+    return "Speed up the dominating stage, or lower the cadence that is asked for."
 
 
 def _not_replayable(result: CaptureResult) -> list[Finding]:
@@ -269,8 +300,7 @@ def _from_regions(result: RegionsResult, workload: Workload) -> list[Finding]:
                 next_experiment="Name the pipeline's own methods under 'stages' to see which of them holds it.",
             )
         )
-    if result.device_busy_frac is not None and result.device_busy_frac < _BUSY_FRAC:
-        found.append(_device_idle(result.device_busy_frac, "regions", None))
+    found += _device_idle(result.device_busy_ms, result.unprofiled_ms, "regions", None)
     if ratio is not None and ratio > _DISTORTION:
         found.append(
             Finding(
@@ -291,16 +321,16 @@ def _from_kernels(result: KernelsResult, workload: Workload) -> list[Finding]:
         return []
     what = "kernel time" if result.kind == "kernels" else "operator time"
     top, leaders = result.by_operator[0], result.by_operator[:3]
-    together = sum(share.share for share in leaders)
-    module = result.by_module[0]
+    others = "".join(f", {share.name} {share.share:.0%}" for share in leaders[1:])
+    block = result.by_block[0]
     found = [
         Finding(
             kind="dominant_kernels",
             rung="kernels",
             stage=result.stage,
             claim=(
-                f"In {result.stage}, {', '.join(share.name for share in leaders)} hold {together:.0%} of the {what}, "
-                f"{top.name} alone {top.share:.0%}; the heaviest single module is {module.name} with {module.share:.0%}."
+                f"In {result.stage}, {top.name} holds {top.share:.0%} of the {what}{others}; "
+                f"the heaviest block is {block.name} with {block.share:.0%}."
             ),
             evidence=[
                 Evidence(metric=f"{share.name} share", value=share.share, unit=f"of {what}", source=_where("kernels", "by_operator"))
@@ -308,26 +338,34 @@ def _from_kernels(result: KernelsResult, workload: Workload) -> list[Finding]:
             ],
             uncertainty=f"{result.repeats} profiled replays of one call; shares, no latencies",
             refuted_by="another order in an unprofiled comparison with one of these replaced",
-            next_experiment=f"Replace or fuse {top.name} in {module.name}, check the output on the replay, and time the whole workload.",
+            next_experiment=f"Replace or fuse {top.name} in {block.name}, check the output on the replay, and time the whole workload.",
         )
     ]
-    if result.device_busy_frac is not None and result.device_busy_frac < _BUSY_FRAC:
-        found.append(_device_idle(result.device_busy_frac, "kernels", result.stage))
-    return found
+    return found + _device_idle(result.device_busy_ms, result.unprofiled_ms, "kernels", result.stage)
 
 
-def _device_idle(busy_frac: float, rung: str, stage: str | None) -> Finding:
-    """A busy fraction tells that the device waits, not yet for what: the profiler itself slows the host down."""
-    return Finding(
-        kind="device_mostly_idle",
-        rung=rung,
-        stage=stage,
-        claim=f"The device was busy for {busy_frac:.0%} of the profiled {'run' if stage is None else 'replay'}: it waits for the host.",
-        evidence=[Evidence(metric="device_busy_frac", value=busy_frac, unit="of the window", source=_where(rung, "device_busy_frac"))],
-        uncertainty="the profiler slows the host, so a plain run keeps the device busier than this",
-        refuted_by="device time of rung 1 that adds up to the wall time",
-        next_experiment="Take launches off the host: compile the stage with mode reduce-overhead ('compile' in the workload), and run again.",
-    )
+def _device_idle(busy_ms: float | None, plain_ms: float | None, rung: str, stage: str | None) -> list[Finding]:
+    """The device's work from the profiled window, against the duration of plain runs: the profiler slows only the host."""
+    if busy_ms is None or not plain_ms or busy_ms / plain_ms >= _BUSY_FRAC:
+        return []
+    what = "run" if stage is None else f"call of {stage}"
+    source = _where(rung, "device_busy_ms")
+    return [
+        Finding(
+            kind="device_mostly_idle",
+            rung=rung,
+            stage=stage,
+            claim=f"The device works for {busy_ms:.3g} ms of a {what} that takes {plain_ms:.3g} ms: it waits for the host.",
+            evidence=[
+                Evidence(metric="device_busy_ms / unprofiled_ms", value=busy_ms / plain_ms, unit="of a plain " + what, source=source)
+            ],
+            uncertainty="device work is from profiled runs, the duration from plain ones; clocks may differ between them",
+            refuted_by=f"a plain {what} in which kernels follow each other without gaps",
+            next_experiment=(
+                "Take launches off the host: compile the stage (compile: {mode: reduce-overhead} in the workload) and run again."
+            ),
+        )
+    ]
 
 
 _DERIVATIONS: dict[type[RungResult], Callable[..., list[Finding]]] = {

@@ -12,6 +12,7 @@ or 128 + the signal that ended it.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import select
@@ -39,6 +40,8 @@ def main(arguments: list[str]) -> int:
     process = subprocess.Popen(
         command,
         pass_fds=passed,
+        # A target that signals its own process group must not end the guard.
+        start_new_session=True,
         # The guard may be killed itself; its direct child then still ends.
         preexec_fn=lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0),
     )
@@ -52,8 +55,11 @@ def main(arguments: list[str]) -> int:
 def _wait(process: subprocess.Popen[bytes], lifeline: int, parent: int) -> int:
     """Return the command's exit code, or 137 after the lifeline closed or the parent vanished."""
     ended = os.pidfd_open(process.pid)
+    poller = select.poll()
+    poller.register(ended, select.POLLIN)
+    poller.register(lifeline, select.POLLIN)
     while True:
-        ready, _, _ = select.select([ended, lifeline], [], [], _PARENT_CHECK_S)
+        ready = [fd for fd, _ in poller.poll(_PARENT_CHECK_S * 1000)]
         if ended in ready:
             code = process.wait()
             return code if code >= 0 else 128 - code
@@ -66,10 +72,8 @@ def kill_descendants(exit_code: int | None = None) -> None:
     deadline = time.monotonic() + _KILL_LIMIT_S
     while (pids := descendants(os.getpid())) and time.monotonic() < deadline:
         for pid in pids:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
         _reap()
         time.sleep(0.01)
     _reap()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import threading
-from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _ENTRY_POINTS = ("encode", "decode", "generate", "sample", "prefill", "step", "preprocess", "postprocess", "add_noise")
 """Methods that pipelines call on their parts as often as the parts themselves."""
+
+_MAX_NESTING = 2
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,7 @@ class _Stacks:
         self._local = threading.local()
         self._all: list[list[tuple[Site, Any]]] = []
         self.num_cut_off = 0
+        self.is_closed = False
 
     def push(self, site: Site, token: Any) -> None:
         try:
@@ -100,6 +103,7 @@ class _Stacks:
 
     def unwind(self) -> None:
         """`always_call` hooks do not fire on KeyboardInterrupt and SystemExit, so the block closes what is open."""
+        self.is_closed = True
         for stack in self._all:
             while stack:
                 site, token = stack.pop()
@@ -125,17 +129,26 @@ def instrument(sites: Iterable[Site], observer: Observer) -> Iterator[Instrument
                 continue
             first_path[key] = site.path
             try:
-                undo.append(_attach_module(site, stacks) if site.is_module else _attach_method(site, stacks))
+                undo.append(_attach(site, stacks))
                 state.sites.append(site)
-            except (AttributeError, TypeError) as error:
+            except (AttributeError, TypeError, RuntimeError) as error:
                 state.unobservable[site.path] = str(error)
         yield state
     finally:
-        for site, remove in reversed(list(zip(state.sites, undo, strict=True))):
+        for site, remove in reversed(list(zip(state.sites, undo, strict=False))):
             if not remove():
                 state.lost.append(site.path)
         stacks.unwind()
         state.num_cut_off = stacks.num_cut_off
+
+
+def _attach(site: Site, stacks: _Stacks) -> Callable[[], bool]:
+    """Start observing a site; returns what ends it, which tells whether the observation was still in place."""
+    if site.is_module:
+        return _attach_module(site, stacks)
+    if site.method == "__call__":
+        return _attach_call(site, stacks)
+    return _attach_method(site, stacks)
 
 
 def _attach_module(site: Site, stacks: _Stacks) -> Callable[[], bool]:
@@ -164,15 +177,60 @@ def _attach_module(site: Site, stacks: _Stacks) -> Callable[[], bool]:
 
 def _attach_method(site: Site, stacks: _Stacks) -> Callable[[], bool]:
     """Put a wrapper with the same signature into the owner's own attributes."""
-    assert site.method is not None
-    original = getattr(site.owner, site.method)
+    name = site.method
+    assert name is not None
+    original = getattr(site.owner, name)
     own: dict[str, Any] | None = getattr(site.owner, "__dict__", None)
     if not isinstance(own, dict):
         raise TypeError(f"{site.owner_type} has no attributes of its own (slots), so its methods cannot be observed")
-    was_own, previous = site.method in own, own.get(site.method)
+    was_own, previous = name in own, own.get(name)
+    observed = _observed_function(original, site, stacks)
+    own[name] = observed
+
+    def remove() -> bool:
+        was_there = own.get(name) is observed
+        if was_there:
+            if was_own:
+                own[name] = previous
+            else:
+                del own[name]
+        return was_there
+
+    if getattr(site.owner, name) is not observed:
+        remove()
+        raise TypeError(f"{site.owner_type} makes {name!r} anew at each use (a property), so it cannot be observed")
+    return remove
+
+
+def _attach_call(site: Site, stacks: _Stacks) -> Callable[[], bool]:
+    """Observe calls of a plain object: Python looks `__call__` up on the class, so the object gets an own subclass."""
+    owner, kind = site.owner, site.owner.__class__
+    observed = _observed_function(owner.__call__, site, stacks)
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return observed(*args, **kwargs) if self is owner else kind.__call__(self, *args, **kwargs)
+
+    functools.update_wrapper(call, kind.__call__)
+    names = {"__slots__": (), "__module__": kind.__module__, "__qualname__": kind.__qualname__, "__call__": call}
+    substitute = type(kind)(kind.__name__, (kind,), names)
+    object.__setattr__(owner, "__class__", substitute)
+
+    def remove() -> bool:
+        was_there = type(owner) is substitute
+        if was_there:
+            object.__setattr__(owner, "__class__", kind)
+        return was_there
+
+    return remove
+
+
+def _observed_function(original: Callable[..., Any], site: Site, stacks: _Stacks) -> Callable[..., Any]:
+    """A function with the original's signature that tells of each call, and of none once the block has ended."""
 
     @functools.wraps(original)
     def observed(*args: Any, **kwargs: Any) -> Any:
+        if stacks.is_closed:
+            return original(*args, **kwargs)
         stacks.push(site, stacks.observer.enter(site, args, kwargs))
         result = None
         try:
@@ -181,18 +239,14 @@ def _attach_method(site: Site, stacks: _Stacks) -> Callable[[], bool]:
             stacks.pop(site, result)
         return _observe_items(result, site, stacks) if _has_items(result) else result
 
-    own[site.method] = observed
+    if not inspect.iscoroutinefunction(original):
+        return observed
 
-    def remove() -> bool:
-        was_there = own.get(site.method) is observed
-        if was_there:
-            if was_own:
-                own[site.method] = previous
-            else:
-                del own[site.method]
-        return was_there
+    @functools.wraps(original)
+    async def observed_coroutine(*args: Any, **kwargs: Any) -> Any:
+        return await observed(*args, **kwargs)
 
-    return remove
+    return observed_coroutine
 
 
 def _has_items(result: Any) -> bool:
@@ -209,6 +263,8 @@ def _observe_items(result: Any, site: Site, stacks: _Stacks) -> Any:
 
 
 def _resume(step: Callable[[], Any], site: Site, stacks: _Stacks) -> Any:
+    if stacks.is_closed:
+        return step()
     stacks.push(site, stacks.observer.enter_item(site))
     try:
         return step()
@@ -250,20 +306,29 @@ async def _await_observed(coroutine: Any, site: Site, stacks: _Stacks) -> Any:
     return await _Awaitable(coroutine, site, stacks)
 
 
-async def _observe_async_generator(inner: Any, site: Site, stacks: _Stacks) -> AsyncIterator[Any]:
+async def _observe_async_generator(
+    inner: AsyncGenerator[Any, Any], site: Site, stacks: _Stacks
+) -> AsyncGenerator[Any, Any]:
+    step: Callable[[], Any] = inner.__anext__
     try:
         while True:
             try:
-                item = await _Awaitable(inner.__anext__(), site, stacks)
+                item = await _Awaitable(step(), site, stacks)
             except StopAsyncIteration:
                 return
-            yield item
+            try:
+                sent = yield item
+                step = functools.partial(inner.asend, sent)
+            except GeneratorExit:
+                raise
+            except BaseException as error:
+                step = functools.partial(inner.athrow, error)
     finally:
         await inner.aclose()
 
 
 def named_modules_of(obj: Any) -> list[tuple[str, nn.Module]]:
-    """The modules that an object is made of: itself (path ""), or those that its attributes hold, also in lists and dicts."""
+    """The modules that an object is made of: itself (path ""), or those in its attributes, also in lists and dicts."""
     from torch import nn
 
     if isinstance(obj, nn.Module):
@@ -284,9 +349,8 @@ def stage_sites(obj: Any) -> list[Site]:
     from torch import nn
 
     if isinstance(obj, nn.Module):
-        inner = getattr(obj, "_orig_mod", obj)
-        prefix = "" if inner is obj else "_orig_mod."
-        sites = [Site(prefix + path, child) for path, child in _children(inner)]
+        # What is inside a compiled module runs in its graph, where no hook of a child fires.
+        sites = [] if hasattr(obj, "_orig_mod") else [Site(path, child) for path, child in _children(obj)]
         return sites or [Site("", obj)]
     sites = [Site(name, obj, name) for name in _public_methods(obj)]
     for path, part in _parts(obj):
@@ -320,6 +384,8 @@ def resolve_site(obj: Any, path: str, *, field_name: str = "stages") -> Site:
         return Site(path, found)
     if not callable(found):
         raise InputError(f"{field_name}: {path!r} is a {type(found).__name__}; a call site is a module or a method.")
+    if not inspect.isroutine(found) and not isinstance(found, (type, functools.partial)):
+        return Site(path, found, "__call__")
     owner_path, _, name = path.rpartition(".")
     return Site(path, attribute_at(obj, owner_path, field_name=field_name), name)
 
@@ -336,22 +402,36 @@ def attribute_at(obj: Any, path: str, *, field_name: str) -> Any:
         following = _step(current, part)
         if following is _ABSENT:
             where = ".".join(walked) or f"the target ({type(obj).__name__})"
-            raise InputError(f"{field_name}: {where} has no {part!r}. {near_names(part, _names_at(current), 'names there')}")
+            raise InputError(
+                f"{field_name}: {where} has no {part!r}. {near_names(part, _names_at(current), 'names there')}"
+            )
         current = following
         walked.append(part)
     return current
 
 
-def set_attribute_at(obj: Any, path: str, value: Any) -> None:
-    """Replace what `attribute_at` finds."""
+def set_attribute_at(obj: Any, path: str, value: Any, *, field_name: str) -> None:
+    """Replace what `attribute_at` finds.
+
+    Raises:
+        InputError: The owner lets nobody replace it, as a tuple or a frozen dataclass.
+    """
     owner_path, _, name = path.rpartition(".")
-    owner = attribute_at(obj, owner_path, field_name=path)
-    if isinstance(owner, dict):
-        owner[name] = value
-    elif name.isdigit() and not hasattr(owner, name):
-        owner[int(name)] = value
-    else:
-        setattr(owner, name, value)
+    owner = attribute_at(obj, owner_path, field_name=field_name)
+    try:
+        if isinstance(owner, dict):
+            owner[name] = value
+        elif name.isdigit() and not hasattr(owner, name):
+            owner[int(name)] = value
+        else:
+            setattr(owner, name, value)
+    except (AttributeError, TypeError) as error:
+        raise InputError(f"{field_name}: {path!r} cannot be replaced in a {type(owner).__name__}: {error}.") from error
+
+
+def paths_of(obj: Any, module: nn.Module) -> list[str]:
+    """Every path among an object's parts at which this very module lies."""
+    return [path for path, value in _parts(obj) if value is module]
 
 
 _ABSENT = object()
@@ -376,15 +456,36 @@ def _names_at(current: Any) -> list[str]:
     return list(dict.fromkeys([*modules, *_public_methods(current), *own]))
 
 
-def _parts(obj: Any) -> Iterator[tuple[str, Any]]:
-    """Named parts of an object: its attributes, with plain lists, tuples and dicts opened one level."""
-    attributes = dict(vars(obj)) if hasattr(obj, "__dict__") else {}
-    attributes.update(getattr(obj, "_modules", {}))
+def _parts(obj: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
+    """Named parts of an object: its attributes, with plain lists, tuples and dicts opened one level.
+
+    An object that itself holds modules, such as a pipeline inside a wrapper, is opened as well.
+    """
+    from torch import nn
+
+    for path, value in _attributes(obj):
+        yield path, value
+        if depth < _MAX_NESTING and not isinstance(value, nn.Module) and value is not obj and _holds_modules(value):
+            yield from ((f"{path}.{inner_path}", inner) for inner_path, inner in _parts(value, depth + 1))
+
+
+def _holds_modules(value: Any) -> bool:
+    from torch import nn
+
+    return any(isinstance(part, nn.Module) for _, part in _attributes(value))
+
+
+def _attributes(obj: Any) -> Iterator[tuple[str, Any]]:
+    own = getattr(obj, "__dict__", None)
+    attributes = dict(own) if isinstance(own, dict) else {}
+    attributes.update(getattr(obj, "_modules", None) or {})
     for name, value in attributes.items():
         if name.startswith("_"):
             continue
         if isinstance(value, dict):
-            yield from ((f"{name}.{key}", inner) for key, inner in value.items() if isinstance(key, str) and "." not in key)
+            yield from (
+                (f"{name}.{key}", inner) for key, inner in value.items() if isinstance(key, str) and "." not in key
+            )
         elif isinstance(value, (list, tuple)):
             yield from ((f"{name}.{index}", inner) for index, inner in enumerate(value))
         elif value is not None and not inspect.isroutine(value) and not isinstance(value, type):

@@ -238,12 +238,19 @@ class Climb:
         with device_lock(name, tell=self.tell):
             yield
 
+    def rungs_to_climb(self) -> Iterator[Rung]:
+        """The rungs in order, each after the one before it is climbed; when the first fails, nothing can follow."""
+        for rung in self.rungs:
+            yield rung
+            if rung is RUNGS[0] and self.results[rung.name].status == "failed":
+                return
+
     def climb_rung(self, rung: Rung) -> RungResult:
         """Climb one rung: write its result, then derive the findings. A failure costs this rung only."""
         folder = self.run.rung_folder(rung.number, rung.name)
         started_at, start = _now(), time.perf_counter()
         skip = rungs_to_skip(self.findings).get(rung.name)
-        self.tell(f"Rung {rung.number} ({rung.name}): {rung.question if skip is None else 'skipped. ' + skip}")
+        self.tell(f"{rung.name} (rung {rung.number}): {rung.question if skip is None else 'skipped. ' + skip}")
         result = self._attempt(rung, folder) if skip is None else rung.result_type(rung=rung.name, status="skipped", reason=skip)
         result = result.model_copy(
             update={
@@ -259,7 +266,7 @@ class Climb:
         self.run.write_result(folder, rung.name, result, result.status, result.reason)
         self.findings = collect_findings(self.workload, self.info, self.results)
         if result.status == "failed":
-            self.tell(f"Rung {rung.number} ({rung.name}) failed: {result.reason}")
+            self.tell(f"{rung.name} (rung {rung.number}) failed: {result.reason}")
         return result
 
     def finish(self) -> ClimbOutcome:
@@ -269,7 +276,8 @@ class Climb:
         skipped = rungs_to_skip(self.findings)
         stopped_because = next((skipped[r.name] for r in self.rungs if r.name in skipped), None)
         exit_code = self._exit_code()
-        status: Literal["done", "failed"] = "failed" if exit_code not in (0, 5) else "done"
+        is_anything_measured = any(result.status == "done" for result in self.results.values())
+        status: Literal["done", "failed"] = "done" if is_anything_measured else "failed"
         self.run.update(
             status=status,
             ended_at=_now(),
@@ -346,9 +354,8 @@ def climb(
     with Climb(file, source=source or file.workload.name, runs_dir=Path(runs_dir), until=until, tell=tell) as ladder:
         ladder.wait_until_loaded()
         with ladder.holding_device():
-            for rung in ladder.rungs:
-                if ladder.climb_rung(rung).status == "failed" and rung is RUNGS[0]:
-                    break
+            for rung in ladder.rungs_to_climb():
+                ladder.climb_rung(rung)
         return ladder.finish()
 
 

@@ -29,6 +29,16 @@ class ResultWarning(Model):
     source: str = "core"
 
 
+def newer_schema(text: bytes) -> int | None:
+    """The schema version of a JSON document when it is above what this perfladder reads, else None."""
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    version = document.get("schema_version") if isinstance(document, dict) else None
+    return version if isinstance(version, int) and version > SCHEMA_VERSION else None
+
+
 def digest(value: object) -> str:
     """Return 16 hexadecimal digits that identify a JSON-ready value, independent of key order."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
@@ -37,22 +47,38 @@ def digest(value: object) -> str:
 
 def input_error(error: ValidationError, model: type[BaseModel], what: str) -> InputError:
     """Turn pydantic's report into one message that names each wrong field and what it accepts."""
-    lines = [_explain(detail, model) for detail in error.errors(include_url=False)]
+    lines = dict.fromkeys(
+        _explain(detail, model) for detail in _without_union_branches(error.errors(include_url=False))
+    )
     return InputError(f"{what} is not valid:\n" + "\n".join(f"  {line}" for line in lines))
 
 
+def _without_union_branches(details: list[Any]) -> list[Any]:
+    """A field that accepts a word or a list fails once for each: keep the branch that got furthest."""
+    deepest: dict[Any, int] = {}
+    for detail in details:
+        location = detail["loc"]
+        deepest[location[:1]] = max(deepest.get(location[:1], 0), len(location) if _has_branch(location) else 0)
+    return [d for d in details if not _has_branch(d["loc"]) or len(d["loc"]) == deepest[d["loc"][:1]]]
+
+
+def _has_branch(location: tuple[Any, ...]) -> bool:
+    return any(isinstance(part, str) and "[" in part and part != "[key]" for part in location)
+
+
 def _explain(detail: Any, model: type[BaseModel]) -> str:
-    path = ".".join(str(part) for part in detail["loc"])
+    path = ".".join(str(part) for part in detail["loc"] if not _has_branch((part,)))
     kind, context = detail["type"], detail.get("ctx", {})
     if kind == "extra_forbidden":
         owner = _model_at(model, detail["loc"][:-1])
         fields = sorted(owner.model_fields) if owner else []
-        return f"{path}: unknown field. {near_names(str(detail['loc'][-1]), fields, 'fields')}"
+        return f"{path}: unknown field. {near_names(str(detail['loc'][-1]), fields, 'fields', limit=40)}"
     if kind == "missing":
         return f"{path}: required, but not given."
     if kind in ("literal_error", "enum"):
         return f"{path}: got {detail['input']!r}; accepted: {context['expected']}."
-    return f"{path}: {detail['msg']} (got {_short(detail['input'])})."
+    message = detail["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    return f"{path}: {message} (got {_short(detail['input'])})." if path else f"{message}."
 
 
 def _short(value: object) -> str:

@@ -1,12 +1,12 @@
 """The run directory: every rung's result lies there, complete, before anyone else hears of it.
 
-    runs/<workload>/<time>-<id>/
-        run.json            what was run, how far it came, how it ended
-        workload.yaml       the workload as it was understood
-        environment.json    what the session found when it loaded the target
-        <n>-<rung>/<rung>.json   one rung's result, with its traces and captures beside it
-        report.md, report.json
-        session.log         all that the target printed
+runs/<workload>/<time>-<id>/
+    run.json            what was run, how far it came, how it ended
+    workload.yaml       the workload as it was understood
+    environment.json    what the session found when it loaded the target
+    <n>-<rung>/<rung>.json   one rung's result, with its traces and captures beside it
+    report.md, report.json
+    session.log         all that the target printed
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pydantic import BaseModel, ValidationError
 
 from perfladder.errors import InputError, NotPossibleHereError
 from perfladder.files import write_atomically
-from perfladder.models import SCHEMA_VERSION, Model
+from perfladder.models import SCHEMA_VERSION, Model, newer_schema
 from perfladder.workload import Workload
 
 RunStatus = Literal["running", "done", "failed", "interrupted"]
@@ -59,6 +59,7 @@ class RunRecord(Model):
     stopped_because: str | None = None
     mlflow_run_id: str | None = None
     mlflow_tracking_uri: str | None = None
+    mlflow_error: str | None = None
     prefect_flow_run_id: str | None = None
 
 
@@ -81,14 +82,6 @@ class RunDirectory:
         now = datetime.now(UTC)
         run_id = f"{now:%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
         path = root.resolve() / workload.name / run_id
-        try:
-            path.mkdir(parents=True)
-            free_bytes = shutil.disk_usage(path).free
-            if free_bytes < _MIN_FREE_BYTES:
-                raise OSError(f"only {free_bytes >> 20} MiB are free, at least {_MIN_FREE_BYTES >> 20} MiB are needed")
-            write_atomically(path / "workload.yaml", yaml.safe_dump(workload.model_dump(mode="json"), sort_keys=False))
-        except OSError as error:
-            raise NotPossibleHereError(f"The run directory {path} cannot be written: {error}. Choose another with --out.") from error
         record = RunRecord(
             run_id=run_id,
             workload_name=workload.name,
@@ -97,8 +90,18 @@ class RunDirectory:
             perfladder_version=__version__,
             started_at=now.isoformat(),
         )
-        run = cls(path, record)
-        run.update()
+        try:
+            path.mkdir(parents=True)
+            free_bytes = shutil.disk_usage(path).free
+            if free_bytes < _MIN_FREE_BYTES:
+                raise OSError(f"only {free_bytes >> 20} MiB are free, at least {_MIN_FREE_BYTES >> 20} MiB are needed")
+            write_atomically(path / "workload.yaml", yaml.safe_dump(workload.model_dump(mode="json"), sort_keys=False))
+            run = cls(path, record)
+            run.update()
+        except OSError as error:
+            raise NotPossibleHereError(
+                f"The run directory {path} cannot be written: {error}. Choose another with --out."
+            ) from error
         return run
 
     @classmethod
@@ -146,12 +149,14 @@ def read_model(path: Path, kind: type[M]) -> M:
         text = path.read_bytes()
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}.") from error
+    if (version := newer_schema(text)) is not None:
+        raise InputError(
+            f"{path} has schema version {version}: a newer perfladder wrote it, and this one reads up to "
+            f"{SCHEMA_VERSION}. Update perfladder to read it."
+        )
     try:
         return kind.model_validate_json(text)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise InputError(
-            f"{path} is damaged or was written by a newer perfladder (this one reads schema versions up to {SCHEMA_VERSION}): "
-            f"{where}: {first['msg']}."
-        ) from error
+        raise InputError(f"{path} is damaged: {where + ': ' if where else ''}{first['msg']}.") from error

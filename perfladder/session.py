@@ -7,6 +7,7 @@ Requests and results travel as JSON lines on their own pipes, never on stdout: u
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -29,7 +30,10 @@ Result = TypeVar("Result", bound=Model)
 
 _GUARD = Path(__file__).with_name("guard.py")
 _LOG_TAIL_LINES = 15
-_START_GRACE_S = 1.0
+_MAX_LINE = 400
+_TAIL_BYTES = 1 << 16
+_STACK_LIMIT_S = 3.0
+_END_LIMIT_S = 20.0
 
 
 class Caller(Protocol):
@@ -77,7 +81,7 @@ class Session:
             WorkloadTimeoutError: No answer in `timeout_s`; the child and all below it were killed.
             WorkloadCrashError: The child died.
             PerfladderError: What `measure` raised on purpose, as the same class.
-            """
+        """
         self.submit(measure, request)
         return self.result(measure, timeout_s=timeout_s)
 
@@ -93,6 +97,7 @@ class Session:
             self._requests.write(line.encode())
             self._requests.flush()
         except BrokenPipeError:
+            self._pending = None
             self._raise_crash()
 
     def result(self, measure: Callable[[Any, Request], Result], *, timeout_s: float) -> Result:
@@ -120,14 +125,16 @@ class Session:
         process, self._process = self._process, None
         if process is None:
             return
-        self._requests.close()
+        # A request that a dead child never read is still in the buffer, and closing would try to write it again.
+        with contextlib.suppress(BrokenPipeError):
+            self._requests.close()
         os.close(self._lifeline)
+        os.close(self._answers)
         try:
-            process.wait(timeout=15)
+            process.wait(timeout=_END_LIMIT_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        os.close(self._answers)
 
     def _start(self) -> None:
         request_read, request_write = os.pipe()
@@ -137,8 +144,16 @@ class Session:
         python = [sys.executable, "-P", "-u", "-X", "faulthandler", "-m", "perfladder.worker"]
         with open(self.log_path, "ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(_GUARD), str(lifeline_read)]
-                + [*python, str(request_read), str(answer_write)],
+                [
+                    sys.executable,
+                    "-I",
+                    "-S",
+                    str(_GUARD),
+                    str(lifeline_read),
+                    *python,
+                    str(request_read),
+                    str(answer_write),
+                ],
                 pass_fds=(request_read, answer_write, lifeline_read),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -153,14 +168,21 @@ class Session:
         self._answers, self._lifeline = answer_read, lifeline_write
         self._buffer = b""
         hello = {"workload": self.file.workload.model_dump(mode="json"), "base_dir": str(self.file.base_dir)}
-        self._requests.write(json.dumps(hello).encode() + b"\n")
-        self._requests.flush()
+        try:
+            self._requests.write(json.dumps(hello).encode() + b"\n")
+            self._requests.flush()
+        except BrokenPipeError:
+            self._raise_crash()
+        except BaseException:
+            self.close()
+            raise
 
     def _read_line(self, deadline: float) -> bytes | None:
         """One answer; empty when the child has died; None at the deadline."""
+        poller = select.poll()
+        poller.register(self._answers, select.POLLIN)
         while b"\n" not in self._buffer:
-            ready, _, _ = select.select([self._answers], [], [], max(0.0, deadline - time.monotonic()))
-            if not ready:
+            if not poller.poll(1000 * max(0.0, deadline - time.monotonic())):
                 return None
             chunk = os.read(self._answers, 1 << 16)
             if not chunk:
@@ -170,32 +192,45 @@ class Session:
         return line
 
     def _where_it_hangs(self) -> str:
-        """Ask the child for its Python stack (faulthandler answers inside C code too) and quote the innermost frame."""
+        """Ask the child for its Python stack (faulthandler answers inside C code too); quote the innermost frames."""
         assert self._process is not None
         from perfladder.guard import descendants
 
         size = self.log_path.stat().st_size
-        for pid in descendants(self._process.pid)[:1]:
-            os.kill(pid, signal.SIGUSR1)
-        time.sleep(0.3)
-        with open(self.log_path, "rb") as log:
-            log.seek(size)
-            frames = [line.strip() for line in log.read().decode(errors="replace").splitlines() if " File " in line]
-        return f" It was at: {frames[0]}." if frames else ""
+        worker = next((pid for pid in descendants(self._process.pid) if _is_worker(pid)), None)
+        if worker is None:
+            return ""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(worker, signal.SIGUSR1)
+        frames: list[str] = []
+        deadline = time.monotonic() + _STACK_LIMIT_S
+        while not frames and time.monotonic() < deadline:
+            time.sleep(0.1)
+            with open(self.log_path, "rb") as log:
+                log.seek(size)
+                lines = log.read(_TAIL_BYTES).decode(errors="replace").splitlines()
+            frames = [line.strip() for line in lines if line.startswith("  File ")]
+        own = next((frame for frame in frames if "/lib/python" not in frame and "site-packages" not in frame), None)
+        return f" It was at: {'; in '.join(dict.fromkeys(filter(None, (*frames[:1], own))))}." if frames else ""
 
     def _raise_crash(self) -> None:
         assert self._process is not None
         try:
-            code = self._process.wait(timeout=20)
+            code = self._process.wait(timeout=_END_LIMIT_S)
         except subprocess.TimeoutExpired:
             code = None
         self.close()
         raise WorkloadCrashError(f"The workload's process ended: {_reason(code)}. {self._log_tail()}")
 
     def _log_tail(self) -> str:
-        text = self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
-        lines = [line for line in text.splitlines() if line.strip()][-_LOG_TAIL_LINES:]
-        return "Its last output" + (f" ({self.log_path}):\n" + "\n".join(f"  {line}" for line in lines) if lines else " is empty.")
+        """The last lines that the child printed; it may have printed gigabytes."""
+        with open(self.log_path, "rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            text = log.read(_TAIL_BYTES).decode(errors="replace")
+        lines = [line[:_MAX_LINE] for line in text.splitlines() if line.strip()][-_LOG_TAIL_LINES:]
+        if not lines:
+            return "It printed nothing."
+        return f"Its last output ({self.log_path}):\n" + "\n".join(f"  {line}" for line in lines)
 
 
 class LocalSession:
@@ -212,11 +247,18 @@ class LocalSession:
 def _reason(code: int | None) -> str:
     if code is None:
         return "it closed its pipe without ending"
-    if code > 128:
-        name = signal.Signals(code - 128).name if code - 128 in set(signal.Signals) else f"signal {code - 128}"
+    if code > 128 and code - 128 in set(signal.Signals):
+        name = signal.Signals(code - 128).name
         hint = {"SIGKILL": ", as the kernel does when memory runs out", "SIGSEGV": " (a segmentation fault)"}
         return f"killed by {name}{hint.get(name, '')}"
     return f"it exited with code {code}"
+
+
+def _is_worker(pid: int) -> bool:
+    try:
+        return b"perfladder.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def _step(name: str) -> str:

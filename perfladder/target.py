@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import importlib
 import importlib.util
 import inspect
@@ -12,7 +13,8 @@ import random
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -29,7 +31,7 @@ from perfladder.environment import (
     take_snapshot,
 )
 from perfladder.errors import InputError, NotPossibleHereError, PerfladderError, WorkloadError
-from perfladder.instrument import attribute_at, named_modules_of, set_attribute_at
+from perfladder.instrument import attribute_at, named_modules_of, paths_of, set_attribute_at
 from perfladder.models import Model
 from perfladder.text import near_names
 from perfladder.workload import SDPA_BACKENDS, Fingerprints, Workload
@@ -37,8 +39,13 @@ from perfladder.workload import SDPA_BACKENDS, Fingerprints, Workload
 if TYPE_CHECKING:
     import torch
 
-_ENGINE = str(Path(__file__).parent)
-_FRAMES_SHOWN = 3
+_ENGINE = str(Path(__file__).parent) + os.sep
+_LIBRARIES = (
+    os.sep + "site-packages" + os.sep,
+    os.sep + "dist-packages" + os.sep,
+    str(Path(os.__file__).parent) + os.sep,
+)
+_FRAMES_SHOWN = 2
 _IMPORTED_FILES: dict[Path, ModuleType] = {}
 
 
@@ -97,6 +104,7 @@ class LoadedTarget:
         self.compiled_modules: list[str] = []
         self._call: Callable[..., Any] = None  # type: ignore[assignment]  # set by load()
         self._inputs: dict[str, dict[str, Any]] = {}
+        self._prepared: dict[str, dict[str, Any]] = {}
 
     @classmethod
     def of(cls, obj: Any, workload: Workload, base_dir: Path | None = None) -> LoadedTarget:
@@ -138,22 +146,31 @@ class LoadedTarget:
             self._inputs[key] = {name: self._materialise(name, value) for name, value in given.items()}
         return self._inputs[key]
 
-    def run(self, scenario: str | None = None) -> RunOutput:
+    def run(self, scenario: str | None = None, *, clock: Callable[[], int] = time.perf_counter_ns) -> RunOutput:
         """Call the workload once, without gradients, and consume what it streams.
+
+        Args:
+            scenario: Whose inputs to use; by default the workload's own.
+            clock: Tells when each streamed item arrived, in ns.
 
         Raises:
             WorkloadError: The user's code raised.
         """
         import torch
 
-        inputs = self.inputs(scenario)
+        inputs = self._prepared.pop(scenario or "", None) or self._fresh_inputs(scenario)
         with user_code("The workload's call"), torch.no_grad(), self.attention():
-            return _consume(self._call(**inputs))
+            return consume(self._call(**inputs), clock)
 
-    def prepare_run(self) -> None:
-        """Seed every random generator, so that each run does the same work; call it outside the timed part."""
+    def prepare_run(self, scenario: str | None = None) -> None:
+        """Seed all generators and copy the inputs, so that runs do the same work; call it outside the timed part."""
+        self._prepared = {scenario or "": self._fresh_inputs(scenario)}
         self._seed()
         self.synchronize()
+
+    def _fresh_inputs(self, scenario: str | None) -> dict[str, Any]:
+        """A copy of the inputs: a run that changes its own in place must not change the next one's."""
+        return copy.deepcopy(self.inputs(scenario))
 
     def synchronize(self) -> None:
         """Wait for the device; nothing to do on a CPU."""
@@ -169,7 +186,10 @@ class LoadedTarget:
 
     def info(self, load_s: dict[str, float]) -> LoadedInfo:
         """Describe what was loaded."""
-        parameters = {id(p): p for _, module in named_modules_of(self.obj) for p in module.parameters()}.values()
+        from torch.nn.parameter import is_lazy
+
+        modules = [module for _, module in named_modules_of(self.obj)]
+        parameters = {id(p): p for module in modules for p in module.parameters() if not is_lazy(p)}.values()
         git = git_state(self.base_dir)
         return LoadedInfo(
             target_type=f"{type(self.obj).__module__}.{type(self.obj).__qualname__}",
@@ -202,7 +222,7 @@ class LoadedTarget:
     def _build(self, factory: Callable[..., Any]) -> Any:
         arguments: dict[str, Any] = dict(self.workload.target_args)
         names = _parameter_names(factory)
-        takes = {name for name in ("device", "dtype") if name in names}
+        takes: set[str] = {name for name in ("device", "dtype") if name in names}
         if "device" in takes:
             arguments.setdefault("device", str(self.device))
         if "dtype" in takes and self.workload.dtype:
@@ -211,7 +231,9 @@ class LoadedTarget:
         with user_code(f"The factory {self.workload.target}"):
             obj = factory(**arguments)
         if obj is None:
-            raise WorkloadError(f"The factory {self.workload.target} returned None; it must return the object to profile.")
+            raise WorkloadError(
+                f"The factory {self.workload.target} returned None; it must return the object to profile."
+            )
         return self._move(obj, takes)
 
     def _move(self, obj: Any, handled: set[str]) -> Any:
@@ -227,7 +249,8 @@ class LoadedTarget:
             return obj
         if hasattr(obj, "to"):
             with user_code("The target's .to()"):
-                return obj.to(**wanted) or obj
+                moved = obj.to(**wanted)
+                return obj if moved is None else moved
         if wanted.get("device", torch.device("cpu")).type == "cpu" and "dtype" not in wanted:
             return obj
         raise InputError(
@@ -242,8 +265,7 @@ class LoadedTarget:
             return
         import torch
 
-        found = dict(named_modules_of(self.obj))
-        for path in config.only or list(found):
+        for path in config.only or [path for path, _ in named_modules_of(self.obj)]:
             module = attribute_at(self.obj, path, field_name="compile.only")
             if not isinstance(module, torch.nn.Module):
                 raise InputError(f"compile.only: {path!r} is a {type(module).__name__}, not a torch.nn.Module.")
@@ -251,7 +273,8 @@ class LoadedTarget:
             if path == "":
                 self.obj = compiled
             else:
-                set_attribute_at(self.obj, path, compiled)
+                for name in dict.fromkeys([path, *paths_of(self.obj, module)]):
+                    set_attribute_at(self.obj, name, compiled, field_name="compile.only")
             self.compiled_modules.append(path)
 
     def _check_attention_backend(self) -> None:
@@ -259,7 +282,7 @@ class LoadedTarget:
         name = self.workload.attention_backend
         if name is None or self._sdpa_backend() is not None:
             return
-        setters = [m for _, m in named_modules_of(self.obj) if hasattr(m, "set_attention_backend")]
+        setters: list[Any] = [m for _, m in named_modules_of(self.obj) if hasattr(m, "set_attention_backend")]
         if not setters:
             raise InputError(
                 f"attention_backend: {name!r} is none of {', '.join(SDPA_BACKENDS)}, and no module of the target has "
@@ -276,7 +299,9 @@ class LoadedTarget:
         if name not in SDPA_BACKENDS:
             return None
         if self.device.type == "cpu" and name not in ("flash", "math"):
-            raise NotPossibleHereError(f"attention_backend: {name!r} does not run on cpu; there are 'flash' and 'math'.")
+            raise NotPossibleHereError(
+                f"attention_backend: {name!r} does not run on cpu; there are 'flash' and 'math'."
+            )
         from torch.nn.attention import SDPBackend
 
         return {
@@ -302,24 +327,33 @@ class LoadedTarget:
                 raise InputError(
                     f"call: the target ({type(self.obj).__name__}) is not callable; name a method, or module:function."
                 )
-            self._call, what = self.obj, "the target"
+            self._call, found, what = self.obj, self.obj, "the target"
         elif ":" in call:
             function = find_callable(call, self.base_dir, field_name="call")
-            self._call, what = lambda **inputs: function(self.obj, **inputs), ""
+            self._call, found, what = (lambda **inputs: function(self.obj, **inputs)), function, ""
         else:
-            self._call, what = attribute_at(self.obj, call, field_name="call"), f"the target's {call}"
-        if not callable(self._call):
-            raise InputError(f"call: {call!r} is a {type(self._call).__name__} and cannot be called.")
-        if what:
-            for scenario in (None, *self.workload.scenarios):
+            found, what = attribute_at(self.obj, call, field_name="call"), f"the target's {call}"
+            if not callable(found):
+                raise InputError(f"call: {call!r} is a {type(found).__name__} and cannot be called.")
+            # Looked up at each call, so that the method itself can be observed too.
+            self._call = lambda **inputs: attribute_at(self.obj, call, field_name="call")(**inputs)
+        for scenario in (None, *self.workload.scenarios):
+            inputs = self.inputs(scenario)
+            if what:
                 where = f"scenarios.{scenario}" if scenario else "inputs"
-                _check_arguments(self._call, self.inputs(scenario), where=where, what=what)
+                _check_arguments(found, inputs, where=where, what=what)
 
     def _materialise(self, name: str, value: JsonValue) -> Any:
-        """Make the tensor that `{tensor: [1, 3, 8, 8], dtype: float32, fill: normal}` asks for."""
-        if not (isinstance(value, dict) and "$tensor" in value):
+        """Make the tensors that `{$tensor: [1, 3, 8, 8], dtype: float32, fill: normal}` asks for, in containers too."""
+        if isinstance(value, list):
+            return [self._materialise(f"{name}.{index}", inner) for index, inner in enumerate(value)]
+        if not isinstance(value, dict):
             return value
-        return make_tensor(value, device=self.device, seed=self.workload.seed, field_name=f"inputs.{name}")
+        if "$tensor" not in value:
+            return {key: self._materialise(f"{name}.{key}", inner) for key, inner in value.items()}
+        # Two inputs of one shape must not hold the same numbers.
+        seed = self.workload.seed + zlib.crc32(name.encode())
+        return make_tensor(value, device=self.device, seed=seed, field_name=f"inputs.{name}")
 
 
 def load(loaded: LoadedTarget, request: LoadRequest) -> LoadedInfo:
@@ -370,15 +404,22 @@ def find_callable(spec: str, base_dir: Path, *, field_name: str) -> Callable[...
         WorkloadError: The module's own code raised.
     """
     module_name, _, name = spec.rpartition(":")
-    module = _import_file(module_name, base_dir, field_name) if module_name.endswith(".py") else _import(module_name, field_name)
+    module = (
+        _import_file(module_name, base_dir, field_name)
+        if module_name.endswith(".py")
+        else _import(module_name, field_name)
+    )
     try:
         found = getattr(module, name)
     except AttributeError:
         public = [n for n in vars(module) if not n.startswith("_") and callable(getattr(module, n))]
-        raise InputError(f"{field_name}: {module_name} has no {name!r}. {near_names(name, public, 'callables')}") from None
+        raise InputError(
+            f"{field_name}: {module_name} has no {name!r}. {near_names(name, public, 'callables')}"
+        ) from None
     if not callable(found):
         raise InputError(f"{field_name}: {spec} is a {type(found).__name__} and cannot be called.")
-    return found  # type: ignore[no-any-return]
+    function: Callable[..., Any] = found
+    return function
 
 
 def make_tensor(spec: dict[str, Any], *, device: torch.device, seed: int, field_name: str) -> torch.Tensor:
@@ -392,7 +433,9 @@ def make_tensor(spec: dict[str, Any], *, device: torch.device, seed: int, field_
     import torch
 
     if unknown := set(spec) - {"$tensor", "dtype", "fill"}:
-        raise InputError(f"{field_name}: unknown keys {sorted(unknown)}; a tensor has '$tensor' (its shape), 'dtype', 'fill'.")
+        raise InputError(
+            f"{field_name}: unknown keys {sorted(unknown)}; a tensor has '$tensor' (its shape), 'dtype', 'fill'."
+        )
     shape, dtype_name, fill = spec["$tensor"], spec.get("dtype", "float32"), spec.get("fill", "normal")
     if not isinstance(shape, list) or not all(isinstance(size, int) and size >= 0 for size in shape):
         raise InputError(f"{field_name}: '$tensor' must be a list of sizes, such as [1, 3, 224, 224], not {shape!r}.")
@@ -422,52 +465,66 @@ def user_code(what: str) -> Iterator[None]:
         yield
     except PerfladderError:
         raise
-    except (Exception, SystemExit) as error:
-        frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_ENGINE)]
-        shown = "".join(traceback.format_list(frames[-_FRAMES_SHOWN:])).rstrip()
+    except (Exception, SystemExit, asyncio.CancelledError) as error:
+        shown = "".join(traceback.format_list(_telling_frames(error))).rstrip()
         memory = " ran out of memory" if _is_out_of_memory(error) else " raised"
         traceback.print_exception(error)
         raise WorkloadError(f"{what}{memory}: {type(error).__name__}: {error}\n{shown}".rstrip()) from error
 
 
+def _telling_frames(error: BaseException) -> list[traceback.FrameSummary]:
+    """The last frames of the user's own code, and where it ended when that is inside a library."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((_ENGINE, "<frozen "))]
+    own = [f for f in frames if not any(library in f.filename for library in _LIBRARIES)][-_FRAMES_SHOWN:]
+    return own + [frame for frame in frames[-1:] if frame not in own]
+
+
 def _is_out_of_memory(error: BaseException) -> bool:
     """torch raises a class of its own on an accelerator, and a plain RuntimeError on the CPU."""
     text = str(error)
-    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in text
+    return (
+        isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in text
+    )
 
 
-def _consume(value: Any) -> RunOutput:
-    """Run what the call returned to its end: a generator item by item, a coroutine on a loop of its own."""
+def consume(value: Any, clock: Callable[[], int]) -> RunOutput:
+    """Run what the call returned to its end: an iterator item by item, a coroutine on a loop of its own."""
     if inspect.iscoroutine(value):
-        return _consume(asyncio.run(value))
-    if inspect.isasyncgen(value):
-        return asyncio.run(_consume_async(value))
-    if not inspect.isgenerator(value):
+        return consume(asyncio.run(value), clock)
+    if isinstance(value, AsyncIterator):
+        return asyncio.run(_consume_async(value, clock))
+    if not isinstance(value, Iterator):
         return RunOutput(value)
     output = RunOutput(None, is_streamed=True)
     for item in value:
-        output.item_end_ns.append(time.perf_counter_ns())
+        output.item_end_ns.append(clock())
         output.value = item
     return output
 
 
-async def _consume_async(items: Any) -> RunOutput:
+async def _consume_async(items: AsyncIterator[Any], clock: Callable[[], int]) -> RunOutput:
     output = RunOutput(None, is_streamed=True)
     async for item in items:
-        output.item_end_ns.append(time.perf_counter_ns())
+        output.item_end_ns.append(clock())
         output.value = item
     return output
 
 
 def _import(name: str, field_name: str) -> ModuleType:
-    try:
-        found = importlib.util.find_spec(name)
-    except (ImportError, ValueError):
-        found = None
+    with user_code(f"{field_name}: importing {name}"):
+        try:
+            found = None if name.startswith(".") else importlib.util.find_spec(name)
+        except ModuleNotFoundError as error:
+            # A parent package that exists may itself fail to import something: that is not a missing target.
+            if error.name != name and not name.startswith(f"{error.name}."):
+                raise
+            found = None
+        except ValueError:
+            found = None
     if found is None:
         raise InputError(
-            f"{field_name}: there is no module {name!r} on the Python path (the workload's folder and the current one are "
-            "on it). For a file, write 'path/to/file.py:factory'."
+            f"{field_name}: there is no module {name!r} on the Python path (the workload's folder and the current one "
+            "are on it). For a file, write 'path/to/file.py:factory'."
         )
     with user_code(f"{field_name}: importing {name}"):
         return importlib.import_module(name)
@@ -480,17 +537,26 @@ def _import_file(name: str, base_dir: Path, field_name: str) -> ModuleType:
     if path in _IMPORTED_FILES:
         return _IMPORTED_FILES[path]
     # A user's file may be called like a module that is already there, such as types.py.
-    found = importlib.util.find_spec(path.stem)
-    is_taken = path.stem in sys.modules or (found is not None and found.origin != str(path))
+    found = importlib.util.find_spec(path.stem) if path.stem.isidentifier() else None
+    is_taken = (
+        path.stem in sys.modules
+        or path.stem in sys.stdlib_module_names
+        or (found is not None and found.origin != str(path))
+    )
     module_name = f"perfladder_target_{path.stem}" if is_taken else path.stem
     spec = importlib.util.spec_from_file_location(module_name, path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))
-    with user_code(f"{field_name}: importing {path}"):
-        spec.loader.exec_module(module)
+    try:
+        with user_code(f"{field_name}: importing {path}"):
+            spec.loader.exec_module(module)
+    except BaseException:
+        sys.modules.pop(module_name, None)
+        raise
     _IMPORTED_FILES[path] = module
     return module
 
@@ -504,16 +570,19 @@ def _parameter_names(function: Callable[..., Any]) -> set[str]:
 
 def _check_arguments(function: Callable[..., Any], arguments: dict[str, Any], *, where: str, what: str) -> None:
     """Refuse arguments that cannot be bound, by name, before anything is run."""
-    inner = getattr(function, "forward", None)
+    from torch import nn
+
+    # The signature of a module's own __call__ says nothing; a class that is a factory takes what its __init__ takes.
     try:
-        signature = inspect.signature(inner if callable(inner) and not inspect.isfunction(function) else function)
+        signature = inspect.signature(function.forward if isinstance(function, nn.Module) else function)
     except (TypeError, ValueError):
         return
     try:
         signature.bind(**arguments)
     except TypeError as error:
         names = [n for n, p in signature.parameters.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
-        unknown = next((name for name in arguments if name not in names), None)
+        takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+        unknown = None if takes_any else next((name for name in arguments if name not in names), None)
         hint = near_names(unknown, names, "parameters") if unknown else f"Parameters: {', '.join(names)}."
         raise InputError(f"{where}: {what} does not accept these arguments: {error}. {hint}") from error
 

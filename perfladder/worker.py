@@ -19,8 +19,10 @@ from perfladder.workload import parse_workload
 
 def main(arguments: list[str]) -> int:
     """Answer requests until the parent closes the pipe."""
-    faulthandler.register(signal.SIGUSR1, all_threads=False)
+    # A descriptor of its own: the target may close or redirect stderr, and the parent still asks where it hangs.
+    faulthandler.register(signal.SIGUSR1, file=os.dup(2), all_threads=False)
     requests, answers = (int(number) for number in arguments)
+    pipes, own_pid = [(fd, os.fstat(fd)) for fd in (requests, answers)], os.getpid()
     # What the target starts must not hold the pipes open after this process has gone.
     for fd in (requests, answers):
         os.set_inheritable(fd, False)
@@ -30,9 +32,23 @@ def main(arguments: list[str]) -> int:
             return 0
         loaded = LoadedTarget(parse_workload(hello["workload"]), Path(hello["base_dir"]))
         for line in lines:
-            out.write(json.dumps(_answer(loaded, json.loads(line))).encode() + b"\n")
+            answer = json.dumps(_answer(loaded, json.loads(line))).encode() + b"\n"
+            if os.getpid() != own_pid:
+                os._exit(0)  # a child that the target forked and never ended; it must not answer in its parent's place
+            if not all(_is_still(fd, before) for fd, before in pipes):
+                # The number may belong to a file of the target's by now: write nothing to it.
+                os.write(2, b"The workload closed file descriptors that it did not open; leave those above 2 alone.\n")
+                os._exit(70)
+            out.write(answer)
             out.flush()
     return 0
+
+
+def _is_still(fd: int, before: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), before)
+    except OSError:
+        return False
 
 
 def _answer(loaded: LoadedTarget, message: dict[str, Any]) -> dict[str, Any]:
@@ -55,7 +71,10 @@ def _describe(error: BaseException) -> dict[str, Any]:
     traceback.print_exception(error)
     frame = traceback.extract_tb(error.__traceback__)[-1]
     where = f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}"
-    return {"type": "RungError", "message": f"Internal error, please report it: {type(error).__name__}: {error} ({where})"}
+    return {
+        "type": "RungError",
+        "message": f"Internal error, please report it: {type(error).__name__}: {error} ({where})",
+    }
 
 
 if __name__ == "__main__":

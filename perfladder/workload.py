@@ -49,7 +49,9 @@ class Workload(Model):
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=80)
     target: str = Field(description="module:factory or file.py:factory; the factory returns the object to profile.")
     target_args: dict[str, JsonValue] = Field(default_factory=dict)
-    call: str | None = Field(default=None, description="A dotted path on the object, or module:function(obj, **inputs).")
+    call: str | None = Field(
+        default=None, description="A dotted path on the object, or module:function(obj, **inputs)."
+    )
     inputs: dict[str, JsonValue] = Field(default_factory=dict)
     scenarios: dict[str, dict[str, JsonValue]] = Field(default_factory=dict)
     metric: Metric = "latency_p50"
@@ -168,6 +170,8 @@ def load_workload(source: str | Path) -> WorkloadFile:
         raise InputError(f"Workload file {path} is not valid YAML: {reason}") from error
     except OSError as error:
         raise InputError(f"Workload file {path} cannot be read: {error.strerror}.") from error
+    except RecursionError:
+        raise InputError(f"Workload file {path} is nested too deeply.") from None
     return WorkloadFile(parse_workload(data, what=f"Workload file {path}"), path.resolve().parent)
 
 
@@ -178,7 +182,8 @@ def parse_workload(data: object, *, what: str = "The workload") -> Workload:
         InputError: Names each wrong field, what it accepts, and near names for an unknown one.
     """
     if not isinstance(data, dict):
-        raise InputError(f"{what} must be a mapping of fields such as 'name' and 'target', not {type(data).__name__}.")
+        there = "it is empty" if data is None else f"not {type(data).__name__}"
+        raise InputError(f"{what} must be a mapping of fields such as 'name' and 'target'; {there}.")
     try:
         return Workload.model_validate(data)
     except ValidationError as error:

@@ -10,8 +10,8 @@ from pydantic import ValidationError
 
 from perfladder.capture.values import Node
 from perfladder.errors import CaptureError
-from perfladder.files import write_atomically
-from perfladder.models import SCHEMA_VERSION, Model
+from perfladder.files import flush_to_disk, write_atomically
+from perfladder.models import SCHEMA_VERSION, Model, newer_schema
 
 if TYPE_CHECKING:
     import torch
@@ -56,6 +56,7 @@ class Manifest(Model):
     calls_per_run: int
     calls: list[CapturedCall]
     num_storages: int
+    num_bytes: dict[str, int] = {}
     sha256: dict[str, str]
 
 
@@ -66,9 +67,17 @@ def write_capture(folder: Path, manifest: Manifest, storages: list[torch.Tensor]
     folder.mkdir(parents=True, exist_ok=True)
     tensors = folder / TENSORS
     save_file({f"storage.{index}": storage for index, storage in enumerate(storages)}, tensors)
-    manifest = manifest.model_copy(update={"sha256": {TENSORS: sha256_of(tensors)}, "num_storages": len(storages)})
+    flush_to_disk(tensors)
+    num_bytes = tensors.stat().st_size
+    manifest = manifest.model_copy(
+        update={
+            "sha256": {TENSORS: sha256_of(tensors)},
+            "num_bytes": {TENSORS: num_bytes},
+            "num_storages": len(storages),
+        }
+    )
     write_atomically(folder / MANIFEST, manifest.model_dump_json(indent=1))
-    return tensors.stat().st_size + (folder / MANIFEST).stat().st_size
+    return num_bytes + (folder / MANIFEST).stat().st_size
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -82,33 +91,41 @@ def read_manifest(folder: Path) -> Manifest:
         raise CaptureError(f"{folder} is no capture: it has no {MANIFEST}.")
     if path.stat().st_size > _MAX_MANIFEST_BYTES:
         raise CaptureError(f"{path} is refused: it is larger than {_MAX_MANIFEST_BYTES >> 20} MiB.")
+    text = path.read_bytes()
+    if (version := newer_schema(text)) is not None:
+        raise CaptureError(
+            f"{path} has schema version {version}: a newer perfladder wrote it; this one reads up to {SCHEMA_VERSION}."
+        )
     try:
-        manifest = Manifest.model_validate_json(path.read_bytes())
+        return Manifest.model_validate_json(text)
     except ValidationError as error:
-        raise CaptureError(f"{path} is damaged or from another version: {error.errors()[0]['msg']}.") from error
-    if manifest.schema_version > SCHEMA_VERSION:
-        raise CaptureError(f"{path} has schema version {manifest.schema_version}; this perfladder reads up to {SCHEMA_VERSION}.")
-    return manifest
+        raise CaptureError(f"{path} is damaged: {error.errors()[0]['msg']}.") from error
 
 
 def read_storages(folder: Path, manifest: Manifest) -> list[torch.Tensor]:
     """Read the raw tensors after their sum was checked.
 
     Raises:
-        CaptureError: A link, a missing file, or a sum that differs.
+        CaptureError: A link, a missing file, or a size or sum that differs.
     """
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     path = folder / TENSORS
     if path.is_symlink() or not path.is_file():
         raise CaptureError(f"{path} is missing or a link.")
+    num_bytes, expected = path.stat().st_size, manifest.num_bytes.get(TENSORS)
+    if num_bytes != expected:
+        raise CaptureError(f"{path} is refused: it has {num_bytes} bytes, and {MANIFEST} says {expected}.")
     if sha256_of(path) != manifest.sha256.get(TENSORS):
         raise CaptureError(f"{path} is damaged: its SHA-256 sum is not the one in {MANIFEST}.")
-    tensors = load_file(path)
     try:
+        tensors = load_file(path)
         return [tensors[f"storage.{index}"] for index in range(manifest.num_storages)]
     except KeyError as error:
         raise CaptureError(f"{path} has no {error}.") from error
+    except SafetensorError as error:
+        raise CaptureError(f"{path} is no safetensors file: {error}.") from error
 
 
 def sha256_of(path: Path) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -27,7 +28,18 @@ class Node(Model):
     """One value. `kind` says which of the other fields are filled."""
 
     kind: Literal[
-        "plain", "float", "tensor", "list", "tuple", "dict", "record", "generator", "torch", "array", "unsupported"
+        "plain",
+        "float",
+        "complex",
+        "tensor",
+        "list",
+        "tuple",
+        "dict",
+        "record",
+        "generator",
+        "torch",
+        "array",
+        "unsupported",
     ]
     value: JsonValue = None
     items: list[Node] | None = None
@@ -76,19 +88,27 @@ class Encoder:
 
         if depth > _MAX_DEPTH:
             return self._refuse(path, f"nested deeper than {_MAX_DEPTH}")
-        if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        if type(value) is float and not math.isfinite(value):
             return {"kind": "float", "value": repr(value)}
+        if type(value) is complex:
+            return {"kind": "complex", "value": repr(value)}
         if type(value) in _PLAIN:
-            return {"kind": "plain", "value": value}
+            return (
+                {"kind": "plain", "value": value}
+                if _is_json(value)
+                else self._refuse(path, "a text with lone surrogates")
+            )
         if isinstance(value, torch.Tensor):
             return self._tensor(value, path)
-        if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
-            return {"kind": "array", "items": [self._tensor(torch.from_numpy(np.ascontiguousarray(value)), path)]}
+        if isinstance(value, np.generic) or type(value) is np.ndarray:
+            return self._array(value, path)
         if isinstance(value, torch.Generator):
             state = self._tensor(value.get_state(), path)
             return {"kind": "generator", "value": str(value.device), "items": [state]}
-        if isinstance(value, (torch.dtype, torch.device)):
+        if type(value) in _torch_constants():
             return {"kind": "torch", "type_name": type(value).__name__, "value": str(value).removeprefix("torch.")}
+        if isinstance(value, torch.Size):
+            return {"kind": "torch", "type_name": "Size", "value": list(value)}
         if isinstance(value, enum.Enum):
             return {"kind": "record", "type_name": _type_name(value), "value": value.name}
         return self._container(value, path, depth)
@@ -101,12 +121,17 @@ class Encoder:
             return {"kind": type(value).__name__, "items": inner(enumerate(value))}
         if isinstance(value, tuple) and hasattr(value, "_fields"):
             names = list(value._fields)
-            return {"kind": "record", "type_name": _type_name(value), "keys": names, "items": inner(zip(names, value, strict=True))}
+            return {
+                "kind": "record",
+                "type_name": _type_name(value),
+                "keys": names,
+                "items": inner(zip(names, value, strict=True)),
+            }
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             names = [f.name for f in dataclasses.fields(value) if hasattr(value, f.name)]
             items = inner((name, getattr(value, name)) for name in names)
             return {"kind": "record", "type_name": _type_name(value), "keys": names, "items": items}
-        if isinstance(value, Mapping) and all(type(key) in _PLAIN for key in value):
+        if isinstance(value, Mapping) and all(type(key) in _PLAIN and _is_json(key) for key in value):
             is_plain = type(value) is dict
             return {
                 "kind": "dict" if is_plain else "record",
@@ -116,6 +141,21 @@ class Encoder:
             }
         return self._refuse(path, f"a {_type_name(value)} cannot be stored")
 
+    def _array(self, value: Any, path: str) -> dict[str, Any]:
+        """A numpy array or scalar, as the tensor of its values."""
+        import numpy as np
+        import torch
+
+        array = np.asarray(value)
+        if not (isinstance(value, np.ndarray) and array.flags.c_contiguous and array.flags.writeable):
+            array = np.array(array, copy=True, order="C")
+        try:
+            tensor = torch.from_numpy(array)
+        except TypeError:
+            return self._refuse(path, f"a numpy {type(value).__name__} of {array.dtype} cannot be stored")
+        type_name = "scalar" if isinstance(value, np.generic) else None
+        return {"kind": "array", "type_name": type_name, "items": [self._tensor(tensor, path)]}
+
     def _tensor(self, tensor: torch.Tensor, path: str) -> dict[str, Any]:
         import torch
 
@@ -123,6 +163,8 @@ class Encoder:
             return self._refuse(path, f"a tensor subclass ({_type_name(tensor)}) cannot be stored")
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
             return self._refuse(path, f"a {tensor.layout} tensor on {tensor.device} cannot be stored")
+        # A conjugated or negated view differs from its memory only by a bit that no storage holds.
+        tensor = tensor.resolve_conj().resolve_neg()
         draft: dict[str, Any] = {
             "offset": tensor.storage_offset(),
             "size": list(tensor.shape),
@@ -149,8 +191,8 @@ class _Span:
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.keep_alive = tensor
-        self.low = 1 << 62
-        self.high = 0
+        self.low: int = 1 << 62
+        self.high: int = 0
         self.number = -1
 
     def include(self, tensor: torch.Tensor) -> None:
@@ -158,8 +200,8 @@ class _Span:
             self.low = min(self.low, tensor.storage_offset() * tensor.element_size() // 16 * 16)
             self.high = max(self.high, self.low)
             return
-        reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-        start = tensor.storage_offset() * tensor.element_size()
+        reach = _reach(list(tensor.shape), list(tensor.stride()))
+        start = int(tensor.storage_offset()) * tensor.element_size()
         self.low = min(self.low, start // 16 * 16)
         self.high = max(self.high, start + (reach + 1) * tensor.element_size())
 
@@ -184,7 +226,11 @@ class Decoder:
     """
 
     def __init__(
-        self, storages: list[torch.Tensor], *, device: torch.device | None = None, types: Mapping[str, type] | None = None
+        self,
+        storages: list[torch.Tensor],
+        *,
+        device: torch.device | None = None,
+        types: Mapping[str, type] | None = None,
     ) -> None:
         self._storages = storages
         self._device = device
@@ -197,6 +243,12 @@ class Decoder:
         return {name: self._value(node, name) for name, node in nodes.items()}
 
     def _value(self, node: Node, path: str) -> Any:
+        try:
+            return self._rebuilt(node, path)
+        except (AssertionError, IndexError, KeyError, OverflowError, RuntimeError, TypeError, ValueError) as error:
+            raise CaptureError(f"{path} is damaged: it cannot be rebuilt ({type(error).__name__}: {error}).") from error
+
+    def _rebuilt(self, node: Node, path: str) -> Any:
         import torch
 
         items = [self._value(item, f"{path}.{index}") for index, item in enumerate(node.items or [])]
@@ -205,11 +257,14 @@ class Decoder:
                 return node.value
             case "float":
                 return float(str(node.value))
+            case "complex":
+                return complex(str(node.value))
             case "tensor":
                 assert node.tensor is not None
                 return self._tensor(node.tensor)
             case "array":
-                return items[0].numpy()
+                array = items[0].numpy()
+                return array[()] if node.type_name == "scalar" else array
             case "list":
                 return items
             case "tuple":
@@ -221,8 +276,7 @@ class Decoder:
                 generator.set_state(items[0])
                 return generator
             case "torch":
-                text = str(node.value)
-                return torch.device(text) if node.type_name == "device" else getattr(torch, text)
+                return _torch_constant(str(node.type_name), node.value)
             case "record":
                 return self._record(node, items, path)
         raise CaptureError(f"{path} was not captured: {node.reason}.")
@@ -243,10 +297,18 @@ class Decoder:
 
         device = self._place(node.device)
         key = (node.storage, str(device))
+        if not 0 <= node.storage < len(self._storages):
+            raise ValueError(f"there is no storage {node.storage}")
         if key not in self._live:
             self._live[key] = self._storages[node.storage].to(device, copy=True).untyped_storage()
-        dtype = getattr(torch, node.dtype)
+        dtype = _torch_constant("dtype", node.dtype)
         tensor = torch.empty(0, dtype=dtype, device=device)
+        num_bytes = (node.offset + _reach(node.size, node.stride) + 1) * tensor.element_size()
+        # torch would quietly enlarge a storage that is too small.
+        if min([node.offset, *node.size, *node.stride]) < 0 or (
+            0 not in node.size and num_bytes > self._live[key].nbytes()
+        ):
+            raise ValueError(f"its {node.size} with strides {node.stride} reach outside their storage")
         tensor.set_(self._live[key], node.offset, node.size, node.stride)
         return tensor.requires_grad_(node.requires_grad) if node.requires_grad else tensor
 
@@ -263,8 +325,44 @@ def leaves(node: Node, path: str = "") -> dict[str, Node]:
         return {path: node}
     found: dict[str, Node] = {}
     for key, item in zip(node.keys or range(len(node.items)), node.items, strict=True):
-        found.update(leaves(item, f"{path}.{key}" if path else str(key)))
+        for name, leaf in leaves(item, f"{path}.{key}" if path else str(key)).items():
+            # Keys such as 1 and "1" read the same in a path.
+            while name in found:
+                name += "'"
+            found[name] = leaf
     return found
+
+
+def _reach(size: list[int], stride: list[int]) -> int:
+    """Elements from a tensor's first to its last one."""
+    return sum((length - 1) * step for length, step in zip(size, stride, strict=True))
+
+
+def _torch_constants() -> tuple[type, ...]:
+    import torch
+
+    return torch.dtype, torch.device, torch.layout, torch.memory_format
+
+
+def _torch_constant(type_name: str, value: JsonValue) -> Any:
+    """A constant of torch by its name, and nothing else that torch has under that name."""
+    import torch
+
+    if type_name == "device":
+        return torch.device(str(value))
+    if type_name == "Size":
+        return torch.Size(value)  # type: ignore[arg-type]
+    found = getattr(torch, str(value), None)
+    if type(found).__name__ != type_name or not isinstance(found, _torch_constants()):
+        raise ValueError(f"{value!r} is no {type_name} of torch")
+    return found
+
+
+def _is_json(value: Any) -> bool:
+    """Whether JSON gives a plain value back as it was."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return not isinstance(value, str) or value.isprintable() or not any("\ud800" <= char <= "\udfff" for char in value)
 
 
 def _type_name(value: Any) -> str:

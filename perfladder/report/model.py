@@ -9,7 +9,7 @@ import yaml
 from pydantic import Field
 
 from perfladder.errors import InputError
-from perfladder.findings import Finding, collect_findings
+from perfladder.findings import Finding, collect_findings, smallest_next_experiment
 from perfladder.ladder import load_results
 from perfladder.models import SCHEMA_VERSION, Model, ResultWarning
 from perfladder.rundir import RunDirectory, RunRecord, read_model
@@ -55,7 +55,8 @@ class RegionTable(Model):
 
     profiled_ms: float | None
     profiled_ratio: float | None
-    device_busy_frac: float | None
+    unprofiled_ms: float | None
+    device_busy_ms: float | None
     regions: list[RegionSummary]
     residual: ResidualSummary | None
 
@@ -80,9 +81,12 @@ class KernelTableView(Model):
     num_kernels: int
     attributed_share: float | None
     operator_overhead_us: float | None
+    unprofiled_ms: float | None
+    device_busy_ms: float | None
     kernels: list[KernelSummary]
+    by_kernel: list[Share]
     by_operator: list[Share]
-    by_module: list[Share]
+    by_block: list[Share]
 
 
 class RungLine(Model):
@@ -153,7 +157,7 @@ def build_report(run_dir: Path) -> Report:
             for name, r in results.items()
         ],
         artifacts=_artifacts(run, results),
-        next_experiment=findings[-1].next_experiment if findings else None,
+        next_experiment=smallest_next_experiment(findings),
     )
 
 
@@ -208,8 +212,7 @@ def _stage_tables(result: StagesResult) -> list[StageTable]:
 def _regions(result: RegionsResult | None) -> RegionTable | None:
     if result is None:
         return None
-    fields = ("profiled_ms", "profiled_ratio", "device_busy_frac", "regions", "residual")
-    return RegionTable(**{name: getattr(result, name) for name in fields})
+    return RegionTable(**{name: getattr(result, name) for name in RegionTable.model_fields})
 
 
 def _harness(result: HarnessResult | None) -> HarnessVerdict | None:
@@ -222,12 +225,18 @@ def _kernels(result: KernelsResult | None) -> KernelTableView | None:
     if result is None:
         return None
     view = KernelTableView(**{name: getattr(result, name) for name in KernelTableView.model_fields})
-    top = {name: getattr(view, name)[:_TOP_KERNELS] for name in ("kernels", "by_operator", "by_module")}
+    top = {name: getattr(view, name)[:_TOP_KERNELS] for name in ("kernels", "by_kernel", "by_operator", "by_block")}
     return view.model_copy(update=top)
 
 
 def _artifacts(run: RunDirectory, results: dict[str, RungResult]) -> dict[str, str]:
-    found = {"workload": "workload.yaml", "environment": "environment.json", "session log": "session.log"}
+    found = {
+        "run": "run.json",
+        "workload": "workload.yaml",
+        "environment": "environment.json",
+        "session log": "session.log",
+        "replay log": "replay.log",
+    }
     for entry in run.record.rungs:
         found[f"{entry.name} result"] = f"{entry.folder}/{entry.name}.json"
         for label, name in results[entry.name].artifacts.items():

@@ -41,7 +41,7 @@ def _templates() -> Environment:
         keep_trailing_newline=True,
         autoescape=False,
     )
-    environment.filters.update(ms=_ms, us=_us, percent=_percent, gib=_gib, cell=_cell, short=_short)
+    environment.filters.update(ms=_ms, us=_us, percent=_percent, gib=_gib, cell=_cell, short=_short, first_line=_first_line)
     return environment
 
 
@@ -68,3 +68,7 @@ def _cell(value: object) -> str:
 
 def _short(value: str, length: int = 80) -> str:
     return value if len(value) <= length else value[: length - 3] + "..."
+
+
+def _first_line(value: str) -> str:
+    return value.split("\n", 1)[0]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import random
 import time
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
+from perfladder.capture.compare import Encoded, compare_values
+from perfladder.capture.records import not_rebuildable, record_types
 from perfladder.capture.store import CallContext, CapturedCall, Manifest, write_capture
-from perfladder.capture.values import Encoder, Node
+from perfladder.capture.values import Encoder, Node, leaves
 from perfladder.errors import RungError
 from perfladder.instrument import Observer, Site, instrument, resolve_site
 from perfladder.models import Model, ResultWarning
@@ -67,8 +70,8 @@ class _Recorder(Observer):
         return index, {
             "values": (args, kwargs),
             "inputs": self.encoder.encode({"args": args, "kwargs": kwargs}),
-            "context": _context(site.owner if site.is_module else None),
-            "rng": self.encoder.encode(_rng_states(self.loaded)),
+            "context": _context(site.owner if _is_module(site.owner) else None),
+            "rng": self.encoder.encode(rng_states(self.loaded)),
             "owner_state": {} if _is_module(site.owner) else self.encoder.encode(_plain_state(site)),
         }
 
@@ -86,18 +89,9 @@ class _Recorder(Observer):
         self.streams_output = True
 
     def _mutated(self, inputs: dict[str, Node], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
-        from perfladder.capture.values import Decoder, leaves
-
-        after_encoder = Encoder()
-        after = after_encoder.encode({"args": args, "kwargs": kwargs})
-        before_decoder, after_decoder = Decoder(self.encoder.storages), Decoder(after_encoder.storages)
-        changed = []
-        for root in ("args", "kwargs"):
-            olds, news = leaves(inputs[root], root), leaves(after[root], root)
-            for path in olds:
-                if path not in news or not _same_leaf(olds[path], news[path], before_decoder, after_decoder):
-                    changed.append(path)
-        return changed
+        encoder = Encoder()
+        after = Encoded(encoder.encode({"args": args, "kwargs": kwargs}), encoder.storages)
+        return sorted(compare_values(Encoded(inputs, self.encoder.storages), after))
 
 
 def run(context: RungContext, request: CaptureRequest | None = None) -> CaptureResult:
@@ -117,7 +111,11 @@ def measure(loaded: LoadedTarget, request: CaptureRequest) -> CaptureResult:
         WorkloadError: The workload raised.
     """
     site = resolve_site(loaded.obj, request.stage)
-    reference_ms = _reference_ms(loaded, site, request.reference_runs)
+    reference_ms, unobservable = _reference_ms(loaded, site, request.reference_runs)
+    if unobservable:
+        return CaptureResult(
+            status="not_applicable", stage=request.stage, reason=f"Stage {request.stage!r}: {unobservable}."
+        )
     num_calls = min(len(times) for times in reference_ms)
     if num_calls == 0:
         raise RungError(f"Stage {request.stage!r} was not called in a run of the workload, so nothing can be captured.")
@@ -126,11 +124,17 @@ def measure(loaded: LoadedTarget, request: CaptureRequest) -> CaptureResult:
     loaded.prepare_run()
     with instrument([site], recorder):
         loaded.run()
+    recorder.calls.sort(key=lambda call: call.index)
     result = CaptureResult(stage=request.stage, calls_per_run=num_calls, not_stored=recorder.encoder.unsupported)
     if recorder.streams_output:
-        reason = f"Stage {request.stage!r} streams its output, so no single call of it can be replayed."
+        reason = f"Stage {request.stage!r} streams its output or is awaited, so no single call of it can be replayed."
         return result.model_copy(update={"status": "not_applicable", "reason": reason})
-    blocking = {path: why for path, why in recorder.encoder.unsupported.items() if path.startswith(("args", "kwargs"))}
+    types = record_types()
+    blocking = {path: why for call in recorder.calls for path, why in not_rebuildable(call.inputs, types).items()}
+    if not recorder.calls:
+        raise RungError(
+            f"Stage {request.stage!r} was called in earlier runs, but not in the one that was to be captured."
+        )
     if blocking:
         listed = "; ".join(f"{path}: {why}" for path, why in blocking.items())
         reason = f"Stage {request.stage!r} cannot be replayed alone. {listed}."
@@ -151,7 +155,8 @@ def _write(
     from perfladder import __version__
 
     calls = [
-        call.model_copy(update={"in_pipeline_ms": [times[call.index] for times in reference_ms]}) for call in recorder.calls
+        call.model_copy(update={"in_pipeline_ms": [times[call.index] for times in reference_ms]})
+        for call in recorder.calls
     ]
     manifest = Manifest(
         perfladder_version=__version__,
@@ -168,7 +173,8 @@ def _write(
     num_bytes = write_capture(Path(request.folder), manifest, recorder.encoder.storages)
     warnings = []
     if recorder.num_over_budget:
-        message = f"{recorder.num_over_budget} chosen calls were not captured: the limit of {request.max_bytes} bytes was reached."
+        count = recorder.num_over_budget
+        message = f"{count} chosen calls were not captured: the limit of {request.max_bytes} bytes was reached."
         warnings.append(ResultWarning(code="CAPTURE_BUDGET_REACHED", message=message))
     return result.model_copy(
         update={
@@ -182,25 +188,23 @@ def _write(
     )
 
 
-def _reference_ms(loaded: LoadedTarget, site: Site, num_runs: int) -> list[list[float]]:
-    """Duration of each call of the stage in unprofiled runs of the pipeline: runs x calls."""
+def _reference_ms(loaded: LoadedTarget, site: Site, num_runs: int) -> tuple[list[list[float]], str | None]:
+    """Duration of each call of the stage in unprofiled runs of the pipeline: runs x calls; or why it cannot be seen."""
     timer = StageTimer(time.perf_counter_ns, loaded.device)
     runs = []
     for _ in range(num_runs):
         loaded.prepare_run()
-        with instrument([site], timer):
+        with instrument([site], timer) as state:
+            if site.path in state.unobservable:
+                return [], state.unobservable[site.path]
             loaded.run()
             loaded.synchronize()
         calls = sorted((call for call in timer.take() if not call.is_item), key=lambda call: call.start_ns)
-        runs.append(
-            [c.events[0].elapsed_time(c.events[1]) if c.events else c.duration_ns / _NS_PER_MS for c in calls]
-        )
-    return runs
+        runs.append([c.events[0].elapsed_time(c.events[1]) if c.events else c.duration_ns / _NS_PER_MS for c in calls])
+    return runs, None
 
 
 def _signature(call: CapturedCall) -> dict[str, str]:
-    from perfladder.capture.values import leaves
-
     signature = {}
     for root, node in call.inputs.items():
         for path, leaf in leaves(node, root).items():
@@ -211,20 +215,6 @@ def _signature(call: CapturedCall) -> dict[str, str]:
     return signature
 
 
-def _same_leaf(old: Node, new: Node, old_decoder: Any, new_decoder: Any) -> bool:
-    import torch
-
-    if old.kind != new.kind:
-        return False
-    if old.tensor is None or new.tensor is None:
-        return old.value == new.value
-    left, right = old_decoder.decode({"": old})[""], new_decoder.decode({"": new})[""]
-    return left.shape == right.shape and torch.equal(
-        left.contiguous().view(torch.uint8) if left.dim() else left.reshape(1).view(torch.uint8),
-        right.contiguous().view(torch.uint8) if right.dim() else right.reshape(1).view(torch.uint8),
-    )
-
-
 def _context(module: Any) -> CallContext:
     import torch
 
@@ -232,15 +222,25 @@ def _context(module: Any) -> CallContext:
     return CallContext(
         grad_enabled=torch.is_grad_enabled(),
         inference_mode=torch.is_inference_mode_enabled(),
-        autocast_dtype=str(torch.get_autocast_dtype(autocast_device)).removeprefix("torch.") if autocast_device else None,
+        autocast_dtype=str(torch.get_autocast_dtype(autocast_device)).removeprefix("torch.")
+        if autocast_device
+        else None,
         training=module.training if module is not None else None,
     )
 
 
-def _rng_states(loaded: LoadedTarget) -> dict[str, Any]:
+def rng_states(loaded: LoadedTarget) -> dict[str, Any]:
+    """The state of every generator that a stage may draw from without being handed it."""
+    import numpy as np
     import torch
 
-    states = {"cpu": torch.get_rng_state()}
+    version, numbers, gauss = random.getstate()
+    name, keys, position, has_gauss, cached = np.random.get_state()
+    states: dict[str, Any] = {
+        "cpu": torch.get_rng_state(),
+        "python": [version, np.array(numbers, dtype=np.uint64), gauss],
+        "numpy": [name, keys, int(position), int(has_gauss), float(cached)],
+    }
     if loaded.device.type != "cpu":
         states["device"] = torch.get_device_module(loaded.device).get_rng_state(loaded.device)
     return states
@@ -254,4 +254,4 @@ def _is_module(owner: Any) -> bool:
 
 def _plain_state(site: Site) -> dict[str, Any]:
     """Attributes of a plain object, such as a scheduler's counters; methods of ours among them are left out."""
-    return {f"{name}": value for name, value in vars(site.owner).items() if not callable(value)}
+    return {name: value for name, value in getattr(site.owner, "__dict__", {}).items() if not callable(value)}

@@ -1,16 +1,19 @@
-"""Rung 3, isolated harness: does the stage, alone in a fresh process on its captured inputs, behave as in the pipeline?"""
+"""Rung 3, isolated harness: does the stage, alone in a fresh process on captured inputs, behave as in the pipeline?"""
 
 from __future__ import annotations
 
 import contextlib
+import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field
 
+from perfladder.capture.compare import Encoded, compare_values
+from perfladder.capture.records import not_rebuildable, record_types
 from perfladder.capture.store import CapturedCall, Manifest, read_manifest, read_storages
 from perfladder.capture.values import Decoder, Encoder, Node, leaves
 from perfladder.errors import CaptureError, RungError
@@ -21,16 +24,10 @@ from perfladder.rungs.capture import CaptureResult
 from perfladder.stats import Interval, Samples, bootstrap_interval, ratio_of_medians
 from perfladder.target import LoadedTarget, user_code
 
-if TYPE_CHECKING:
-    import torch
-
 _NS_PER_MS = 1e6
 _WARMUP_REPEATS = 3
 TIMING_TOLERANCE = 0.05
 """A replay is faithful in time when the interval of its ratio to the pipeline reaches into 1 +- this."""
-
-_TOLERANCES = {"float64": 1e-7, "float32": 1e-5, "float16": 1e-3, "bfloat16": 1.6e-2}
-"""Largest accepted error relative to the output's largest magnitude; torch.testing's relative tolerances by dtype."""
 
 
 class HarnessRequest(Model):
@@ -92,7 +89,7 @@ class Replay:
                 f"{self.site.owner_type} here."
             )
         self.storages = read_storages(folder, self.manifest)
-        self._decoder = Decoder(self.storages, device=loaded.device, types=_record_types())
+        self._decoder = Decoder(self.storages, device=loaded.device, types=record_types())
 
     def prepare(self, call: CapturedCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Rebuild the call's inputs in new memory and restore generators and state; not part of the timed time."""
@@ -160,9 +157,10 @@ class Replay:
         return float(begin.elapsed_time(end))
 
     def _restore_state(self, call: CapturedCall) -> None:
-        for name, node in call.owner_state.items():
-            if not any(leaf.kind in ("unsupported", "record") for leaf in leaves(node).values()) and node.kind != "record":
-                setattr(self.site.owner, name, self._decoder.decode({name: node})[name])
+        """Put a plain object's attributes back as they were; what could not be stored stays as it is here."""
+        restorable = {name: node for name, node in call.owner_state.items() if not not_rebuildable({name: node}, {})}
+        if restorable:
+            vars(self.site.owner).update(self._decoder.decode(restorable))
 
 
 def run(context: RungContext, request: HarnessRequest | None = None) -> HarnessResult:
@@ -224,79 +222,35 @@ def _replay_call(replay: Replay, call: CapturedCall, repeats: int) -> CallReplay
 def compare(captured: Node, output: Any, replay: Replay) -> Parity:
     """Compare a replayed output with the captured one, leaf by leaf."""
     encoder = Encoder()
-    replayed = encoder.encode({"output": output})["output"]
-    expected, found = leaves(captured, "output"), leaves(replayed, "output")
-    differing: dict[str, str] = {}
-    largest_abs = largest_rel = 0.0
-    accepted = True
-    for path in sorted(set(expected) | set(found)):
-        if path not in expected or path not in found:
-            differing[path] = "is there only " + ("in the pipeline" if path in expected else "in the replay")
-            accepted = False
-            continue
-        reason, absolute, relative, is_close = _compare_leaf(
-            expected[path], found[path], Decoder(replay.storages), Decoder(encoder.storages)
-        )
-        largest_abs, largest_rel = max(largest_abs, absolute), max(largest_rel, relative)
-        if reason:
-            differing[path] = reason
-            accepted &= is_close
-    verdict: Literal["exact", "within_tolerance", "different"]
-    verdict = "exact" if not differing else "within_tolerance" if accepted else "different"
-    return Parity(verdict=verdict, max_abs_error=largest_abs, max_rel_error=largest_rel, differing=differing)
-
-
-def _compare_leaf(
-    expected: Node, found: Node, expected_decoder: Decoder, found_decoder: Decoder
-) -> tuple[str, float, float, bool]:
-    """Reason (empty when equal), largest absolute and relative error, and whether the error is within tolerance."""
-    import torch
-
-    if expected.kind != found.kind:
-        return f"{expected.kind} in the pipeline, {found.kind} in the replay", 0.0, 0.0, False
-    if expected.kind == "unsupported":
-        return "", 0.0, 0.0, True
-    if expected.kind not in ("tensor", "array"):
-        is_equal = expected.value == found.value
-        return ("" if is_equal else f"{expected.value!r} became {found.value!r}"), 0.0, 0.0, False
-    left, right = expected_decoder.decode({"v": expected})["v"], found_decoder.decode({"v": found})["v"]
-    left, right = (torch.as_tensor(value).detach().cpu() for value in (left, right))
-    if left.dtype != right.dtype or left.shape != right.shape:
-        return f"{left.dtype} {list(left.shape)} became {right.dtype} {list(right.shape)}", 0.0, 0.0, False
-    if _same_bits(left, right):
-        return "", 0.0, 0.0, True
-    if not (left.is_floating_point() or left.is_complex()):
-        return f"{int((left != right).sum())} of {left.numel()} values differ", 0.0, 0.0, False
-    wide = torch.complex128 if left.is_complex() else torch.float64
-    error = (left.to(wide) - right.to(wide)).abs()
-    absolute = float(error.nan_to_num(nan=float("inf")).max())
-    scale = float(left.to(wide).abs().nan_to_num(nan=0.0, posinf=0.0).max()) or 1.0
-    relative = absolute / scale
-    tolerance = _TOLERANCES.get(str(left.dtype).removeprefix("torch."), 0.0)
-    return f"largest error {absolute:.3g} ({relative:.3g} of the largest value)", absolute, relative, relative <= tolerance
-
-
-def _same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
-    import torch
-
-    if left.numel() == 0:
-        return True
-    left, right = (value.contiguous().reshape(-1).view(torch.uint8) for value in (left, right))
-    return torch.equal(left, right)
+    replayed = Encoded(encoder.encode({"output": output}), encoder.storages)
+    expected = Encoded({"output": captured}, replay.storages)
+    differences = compare_values(expected, replayed, names=("in the pipeline", "in the replay"))
+    is_accepted = all(difference.is_within_tolerance for difference in differences.values())
+    return Parity(
+        verdict="exact" if not differences else "within_tolerance" if is_accepted else "different",
+        max_abs_error=max((d.max_abs_error for d in differences.values()), default=0.0),
+        max_rel_error=max((d.max_rel_error for d in differences.values()), default=0.0),
+        differing={path: difference.reason for path, difference in differences.items()},
+    )
 
 
 def _reasons(calls: list[CallReplay], ratio: float, is_timing_faithful: bool) -> list[str]:
     reasons = []
     different = [call for call in calls if call.parity.verdict == "different"]
     if different:
-        where = "; ".join(f"call {c.index}: {p} {why}" for c in different for p, why in list(c.parity.differing.items())[:3])
+        where = "; ".join(
+            f"call {c.index}: {p} {why}" for c in different for p, why in list(c.parity.differing.items())[:3]
+        )
         reasons.append(f"The replayed output differs from the pipeline's ({where}).")
     if any(call.second_replay_differs for call in calls):
-        reasons.append("A second replay gives another output than the first: the stage keeps state that was not captured.")
+        reasons.append(
+            "A second replay gives another output than the first: the stage keeps state that was not captured."
+        )
     if not is_timing_faithful:
         change = "faster" if ratio < 1 else "slower"
         reasons.append(
-            f"Alone it is {abs(1 - ratio):.0%} {change} than in the pipeline: caches, allocator state or clocks differ there."
+            f"Alone it is {abs(1 - ratio):.0%} {change} than in the pipeline: caches, allocator state or clocks differ "
+            "there."
         )
     return reasons
 
@@ -321,20 +275,8 @@ def _restore_rng(states: dict[str, Any], loaded: LoadedTarget) -> None:
     import torch
 
     torch.set_rng_state(states["cpu"])
+    version, numbers, gauss = states["python"]
+    random.setstate((version, tuple(numbers.tolist()), gauss))
+    np.random.set_state(tuple(states["numpy"]))
     if "device" in states and loaded.device.type != "cpu":
         torch.get_device_module(loaded.device).set_rng_state(states["device"], loaded.device)
-
-
-def _record_types() -> dict[str, type]:
-    """Classes that inputs may be rebuilt as: output classes of libraries that the target has loaded already."""
-    import sys
-
-    found: dict[str, type] = {}
-    for library, base in (("diffusers.utils.outputs", "BaseOutput"), ("transformers.utils.generic", "ModelOutput")):
-        root = getattr(sys.modules.get(library), base, None)
-        queue = [root] if isinstance(root, type) else []
-        while queue:
-            kind = queue.pop()
-            found[f"{kind.__module__}.{kind.__qualname__}"] = kind
-            queue += kind.__subclasses__()
-    return found

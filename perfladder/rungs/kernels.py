@@ -9,20 +9,22 @@ from pydantic import Field
 
 from perfladder.instrument import instrument, module_sites
 from perfladder.models import Model
-from perfladder.rungs.annotate import Annotator, instrumentation_warnings
+from perfladder.profiling.observers import Annotator
+from perfladder.profiling.warnings import instrumentation_warnings, trace_warnings
 from perfladder.rungs.base import RungContext, RungResult
 from perfladder.rungs.capture import CaptureResult
 from perfladder.rungs.harness import HarnessResult, Replay
-from perfladder.rungs.regions import trace_warnings
+from perfladder.rungs.regions import busy_ms
 from perfladder.target import LoadedTarget
 from perfladder.trace.attribution import attribute
 from perfladder.trace.kernels import KernelSummary, list_kernels, summarize_kernels
-from perfladder.trace.labels import RUN_KIND
+from perfladder.trace.labels import RUN_KIND, WARMUP_KIND
 from perfladder.trace.regions import report_regions
 from perfladder.trace.timeline import Timeline, report_timeline
 
 TRACE_FILE = "kernels.trace.json"
 _MAX_ROWS = 500
+_BLOCK_DEPTH = 2
 
 
 class KernelsRequest(Model):
@@ -31,6 +33,7 @@ class KernelsRequest(Model):
     folder: str
     trace_path: str
     repeats: int = Field(default=3, gt=0, description="Profiled repeats of the captured call in the middle.")
+    unprofiled_ms: float | None = Field(default=None, description="Median of that call without the profiler, from rung 3.")
 
 
 class Share(Model):
@@ -53,11 +56,14 @@ class KernelsResult(RungResult):
     total_us: float = 0.0
     attributed_share: float | None = None
     operator_overhead_us: float | None = None
-    device_busy_frac: float | None = None
+    unprofiled_ms: float | None = None
+    device_busy_ms: float | None = None
     num_kernels: int = 0
     kernels: list[KernelSummary] = []
+    by_kernel: list[Share] = []
     by_operator: list[Share] = []
     by_module: list[Share] = []
+    by_block: list[Share] = []
     timeline: Timeline | None = None
 
 
@@ -66,7 +72,12 @@ def run(context: RungContext, request: KernelsRequest | None = None) -> KernelsR
     captured, harness = context.result(CaptureResult), context.result(HarnessResult)
     if captured is None or captured.folder is None or harness is None:
         return KernelsResult(status="not_applicable", reason="There is no replay to attribute kernels in.")
-    request = request or KernelsRequest(folder=captured.folder, trace_path=str(context.folder / TRACE_FILE))
+    middle = harness.calls[len(harness.calls) // 2]
+    request = request or KernelsRequest(
+        folder=captured.folder,
+        trace_path=str(context.folder / TRACE_FILE),
+        unprofiled_ms=middle.replayed_ms.summary.p50,
+    )
     return context.replay.call(measure, request, timeout_s=context.workload.timeout_s)
 
 
@@ -88,7 +99,8 @@ def measure(loaded: LoadedTarget, request: KernelsRequest) -> KernelsResult:
         sites = [*(s for s in sites if s.owner is not site.owner), site]
     with record_window(path, activities=loaded.activities) as window:
         # One replay inside the profiler, before anything is annotated, absorbs its first-use costs.
-        replay.replay(call)
+        with span(WARMUP_KIND, "0"):
+            replay.replay(call)
         with instrument(sites, Annotator()) as state:
             for index in range(request.repeats):
                 args, kwargs = replay.prepare(call)
@@ -99,8 +111,8 @@ def measure(loaded: LoadedTarget, request: KernelsRequest) -> KernelsResult:
     attribution = attribute(trace)
     table = list_kernels(trace, attribution, only_runs=True)
     rows = [_per_call(row, request.repeats) for row in summarize_kernels(table)]
-    report, timeline = report_regions(trace, attribution), report_timeline(trace)
-    busy = [run.device.busy_us / run.device.window_us for run in report.runs if run.device is not None]
+    report, timeline = report_regions(trace, attribution), report_timeline(trace, attribution)
+    modules = [_module(row) for row in rows]
     return KernelsResult(
         stage=replay.manifest.stage,
         kind="leaf_operators" if table.is_host else "kernels",
@@ -109,11 +121,14 @@ def measure(loaded: LoadedTarget, request: KernelsRequest) -> KernelsResult:
         total_us=table.total_us / request.repeats,
         attributed_share=sum(row.share for row in rows if row.region is not None and row.operator is not None),
         operator_overhead_us=table.non_leaf_ns / 1e3 / request.repeats if table.is_host else None,
-        device_busy_frac=sorted(busy)[len(busy) // 2] if busy else None,
+        unprofiled_ms=request.unprofiled_ms,
+        device_busy_ms=busy_ms(report),
         num_kernels=table.num_kernels // request.repeats,
         kernels=rows[:_MAX_ROWS],
+        by_kernel=_shares(rows, [row.kernel for row in rows]),
         by_operator=_shares(rows, [row.outer_operator or row.operator or "(no operator)" for row in rows]),
-        by_module=_shares(rows, [_module(row) for row in rows]),
+        by_module=_shares(rows, modules),
+        by_block=_shares(rows, [_block(path, site.path) for path in modules]),
         timeline=timeline,
         artifacts={"trace": path.name},
         warnings=[*instrumentation_warnings(state), *trace_warnings(trace.warnings), *trace_warnings(report.warnings)],
@@ -126,6 +141,13 @@ def _per_call(row: KernelSummary, repeats: int) -> KernelSummary:
 
 def _module(row: KernelSummary) -> str:
     return row.region.partition(":")[2] if row.region else "(outside the stage)"
+
+
+def _block(path: str, stage: str) -> str:
+    """The module two levels below the stage that `path` lies in, such as `unet.up_blocks.1`."""
+    if not path.startswith(f"{stage}."):
+        return path
+    return ".".join([stage, *path.removeprefix(f"{stage}.").split(".")[:_BLOCK_DEPTH]])
 
 
 def _shares(rows: list[KernelSummary], names: list[str]) -> list[Share]:

@@ -1,28 +1,27 @@
-"""Rung 2, region attribution: how much time is in which module or method, and how much outside any? Cost: one profiled window."""
+"""Rung 2, region attribution: which module or method holds the time, and how much is outside? Cost: one window."""
 
 from __future__ import annotations
 
-import time
+import gzip
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 from pydantic import Field
 
-from perfladder.instrument import instrument
-from perfladder.models import Model, ResultWarning
-from perfladder.rungs.annotate import Annotator, instrumentation_warnings, region_sites
+from perfladder.models import Model
+from perfladder.profiling.discover import find_sites
+from perfladder.profiling.window import Call, profile_runs
 from perfladder.rungs.base import RungContext, RungResult
 from perfladder.rungs.stages import StagesResult
 from perfladder.target import LoadedTarget
-from perfladder.trace.attribution import attribute
-from perfladder.trace.labels import RUN_KIND
-from perfladder.trace.operators import OperatorRow, key_averages
-from perfladder.trace.regions import RegionNode, RegionReport, RunAttribution, report_regions
+from perfladder.trace.operators import OperatorRow
+from perfladder.trace.regions import RegionNode, RegionReport, RunAttribution
 from perfladder.trace.residual import HostSplit
-from perfladder.trace.timeline import Timeline, report_timeline
-from perfladder.trace.warnings import TraceWarning
+from perfladder.trace.timeline import Timeline
 
+_MAX_PLAIN_BYTES = 32 << 20
 _MAX_WINDOW_S = 60.0
 _US_PER_MS = 1e3
 TRACE_FILE = "regions.trace.json"
@@ -67,12 +66,12 @@ class RegionsResult(RungResult):
     profiled_ms: float | None = None
     unprofiled_ms: float | None = None
     profiled_ratio: float | None = None
-    device_busy_frac: float | None = None
-    regions: list[RegionSummary] = []
+    device_busy_ms: float | None = Field(default=None, description="Any kernel, copy or fill at work, a run.")
+    regions: list[RegionSummary] = Field(default_factory=list)
     residual: ResidualSummary | None = None
-    runs: list[RunAttribution] = []
-    region_tree: list[RegionNode] = []
-    key_averages: dict[str, list[OperatorRow]] = {}
+    runs: list[RunAttribution] = Field(default_factory=list)
+    region_tree: list[RegionNode] = Field(default_factory=list)
+    key_averages: dict[str, list[OperatorRow]] = Field(default_factory=dict)
     timeline: Timeline | None = None
     num_events: int = 0
     analysis_s: float | None = None
@@ -97,54 +96,51 @@ def measure(loaded: LoadedTarget, request: RegionsRequest) -> RegionsResult:
         RungError: The profiler gave nothing, or another one was active.
         WorkloadError: The workload raised.
     """
-    from perfladder.trace.record import record_window, span
-
-    sites = region_sites(loaded.obj)
     path = Path(request.trace_path)
-    with record_window(path, activities=loaded.activities) as window:
-        # One run inside the profiler, before anything is annotated, absorbs its first-use costs.
-        _run_once(loaded)
-        with instrument(sites, Annotator()) as state:
-            for index in range(request.runs):
-                loaded.prepare_run()
-                with span(RUN_KIND, str(index)):
-                    loaded.run()
-                    loaded.synchronize()
-    start = time.perf_counter()
-    trace = window.read()
-    attribution = attribute(trace)
-    report = report_regions(trace, attribution)
-    timeline = report_timeline(trace)
-    types = {site.path: site.owner_type for site in state.sites}
-    profiled_ms = float(np.median([run.wall_time_us for run in report.runs])) / _US_PER_MS
+    call = Call(run=lambda: _run_and_wait(loaded), prepare=loaded.prepare_run)
+    sites = find_sites(loaded.obj)
+    profiled = profile_runs(sites, [call], repeats=request.runs, trace_path=path, activities=loaded.activities)
+    report = profiled.report
+    types = {region_id: part.module_type for region_id, part in sites.owner.items()}
+    profiled_ms = _median([run.wall_time_us for run in report.runs]) / _US_PER_MS
+    key_averages = profiled.key_averages()
     return RegionsResult(
         num_runs=len(report.runs),
         profiled_ms=profiled_ms,
         unprofiled_ms=request.unprofiled_ms,
         profiled_ratio=profiled_ms / request.unprofiled_ms if request.unprofiled_ms else None,
-        device_busy_frac=_busy_frac(report),
+        device_busy_ms=busy_ms(report),
         regions=summarize_regions(report, types),
         residual=_residual(report),
         runs=list(report.runs),
         region_tree=list(report.region_tree),
-        key_averages=key_averages(trace, only_runs=True),
-        timeline=timeline,
-        num_events=trace.num_events,
-        analysis_s=round(time.perf_counter() - start, 3),
-        artifacts={"trace": path.name},
-        warnings=[
-            *instrumentation_warnings(state),
-            *trace_warnings(trace.warnings),
-            *trace_warnings(report.warnings),
-            *trace_warnings(timeline.warnings),
-        ],
+        key_averages=key_averages,
+        timeline=profiled.timeline,
+        num_events=profiled.trace.num_events,
+        analysis_s=profiled.analysis_s,
+        artifacts={"trace": compress_large(path).name},
+        warnings=profiled.warnings,
     )
 
 
-def _run_once(loaded: LoadedTarget) -> None:
-    loaded.prepare_run()
+def _run_and_wait(loaded: LoadedTarget) -> None:
     loaded.run()
     loaded.synchronize()
+
+
+def compress_large(path: Path, *, above_bytes: int = _MAX_PLAIN_BYTES) -> Path:
+    """Replace a large trace by its gzip file, and return the path of what is there now."""
+    if path.stat().st_size <= above_bytes:
+        return path
+    compressed = path.with_name(path.name + ".gz")
+    try:
+        with path.open("rb") as source, gzip.open(compressed, "wb", compresslevel=1) as target:
+            shutil.copyfileobj(source, target, 1 << 20)
+    except BaseException:
+        compressed.unlink(missing_ok=True)
+        raise
+    path.unlink()
+    return compressed
 
 
 def summarize_regions(report: RegionReport, types: dict[str, str]) -> list[RegionSummary]:
@@ -158,7 +154,7 @@ def summarize_regions(report: RegionReport, types: dict[str, str]) -> list[Regio
             RegionSummary(
                 region_id=region_id,
                 name=row.name,
-                module_type=types.get(row.name, ""),
+                module_type=types.get(region_id, ""),
                 calls_per_run=sum(r.calls for r in there) / len(found),
                 cpu_ms=_median([r.cpu_time_us if r else 0.0 for r in found]) / _US_PER_MS,
                 cpu_share=_median([r.cpu_time_fraction if r else 0.0 for r in found]),
@@ -167,11 +163,6 @@ def summarize_regions(report: RegionReport, types: dict[str, str]) -> list[Regio
             )
         )
     return sorted(summaries, key=lambda s: -(s.cpu_ms if s.device_ms is None else s.device_ms))
-
-
-def trace_warnings(warnings: Iterable[TraceWarning]) -> list[ResultWarning]:
-    """Warnings of the trace engine as warnings of a result."""
-    return [ResultWarning(code=str(w.code), message=w.message, source=w.source) for w in warnings]
 
 
 def _residual(report: RegionReport) -> ResidualSummary:
@@ -186,9 +177,10 @@ def _residual(report: RegionReport) -> ResidualSummary:
     )
 
 
-def _busy_frac(report: RegionReport) -> float | None:
-    fractions = [run.device.busy_us / run.device.window_us for run in report.runs if run.device is not None]
-    return _median(fractions) if fractions else None
+def busy_ms(report: RegionReport) -> float | None:
+    """Device time of a run by interval union over its streams, median over the runs; the profiler hardly changes it."""
+    busy_us = [run.device.busy_us for run in report.runs if run.device is not None]
+    return _median(busy_us) / _US_PER_MS if busy_us else None
 
 
 def _median(values: Iterable[float]) -> float:

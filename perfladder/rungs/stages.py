@@ -6,11 +6,13 @@ import resource
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from pydantic import Field
 
+from perfladder.environment import Snapshot, snapshot_of, take_snapshot
 from perfladder.instrument import Instrumentation, Observer, Site, instrument, resolve_sites, stage_sites
 from perfladder.models import Model, ResultWarning
 from perfladder.rungs.base import RungContext, RungResult
@@ -27,6 +29,7 @@ _MAX_CALLS_PER_RUN = 500
 """A site called more often than this in one run is dropped from rung 1: its hooks (about 6 us a call) would show."""
 
 _MAX_BARE_RUNS = 5
+_LOW_MEMORY_FRAC = 0.1
 _NS_PER_MS = 1e6
 
 
@@ -41,7 +44,9 @@ class StageTiming(Model):
     owner_type: str
     aliases: list[str] = []
     calls_per_run: float
-    items_per_run: float = 0.0
+    items_per_run: float = Field(
+        default=0.0, description="Resumptions of a generator: its items, and once more to its end."
+    )
     total_ms: Samples
     self_ms: Samples
     device_total_ms: Samples | None = None
@@ -57,7 +62,10 @@ class StageTiming(Model):
 
 
 class CadenceTiming(Model):
-    """Arrival of streamed chunks; latency of a chunk counts from the chunk before it (the first from the start)."""
+    """Arrival of streamed chunks; latency of a chunk counts from the chunk before it (the first from the start).
+
+    Where nothing is streamed but the workload says what a chunk is, each call is one chunk.
+    """
 
     media_ms_per_chunk: float | None
     margin_ms: float | None
@@ -116,6 +124,7 @@ class StagesResult(RungResult):
     peak_device_reserved_bytes: int | None = None
     peak_host_rss_bytes: int | None = None
     observed: Observed | None = None
+    snapshot_before: Snapshot | None = Field(default=None, description="Load and clocks just before the first run.")
 
     @property
     def default(self) -> ScenarioTiming:
@@ -181,12 +190,14 @@ class StageTimer(Observer):
         token.end_ns = self.clock()
         if token.parent is not None:
             token.parent.child_ns += token.duration_ns
-        self._open.call = token.parent
+        if getattr(self._open, "call", None) is token:
+            self._open.call = token.parent
         self.calls.append(token)
 
     def take(self) -> list[Call]:
-        """Hand over the spans of the run that has just ended."""
+        """Hand over the spans of the run that has just ended; a call left open in a thread is no parent in the next."""
         calls, self.calls = self.calls, []
+        self._open = threading.local()
         return calls
 
     def _begin(self, site: Site, *, is_item: bool) -> Call:
@@ -212,20 +223,27 @@ def measure(loaded: LoadedTarget, request: StagesRequest, *, clock: Clock = time
         WorkloadError: The workload raised.
     """
     workload = loaded.workload
+    snapshot = take_snapshot()
     is_auto = workload.stages == "auto"
-    sites = stage_sites(loaded.obj) if is_auto else resolve_sites(loaded.obj, workload.stages)
+    # The workload's own call is what is timed end to end: as a stage it would hide what is outside the others.
+    found = stage_sites(loaded.obj) if is_auto else resolve_sites(loaded.obj, workload.stages)
+    sites = [site for site in found if not (is_auto and site.path == workload.call)]
     first = _bare_run(loaded, None, clock)[0]
     warmup = [_bare_run(loaded, None, clock)[0].wall_ms for _ in range(workload.warmup_runs)]
     sites, warnings = _choose_sites(loaded, sites, is_auto, clock)
     _reset_peak_memory(loaded)
-    scenarios, output, bare_ms, state = [], RunOutput(None), [], Instrumentation(sites=[])
+    scenarios, output, bare_ms = [], RunOutput(None), []
     for name in (None, *workload.scenarios):
         if name is not None:
             _bare_run(loaded, name, clock)
-        timings, bare, scenario_output, scenario_state = _timed_runs(loaded, sites, name, clock)
+        timings, bare, scenario_output, state = _timed_runs(loaded, sites, name, clock)
         if name is None:
-            bare_ms, output, state = bare, scenario_output, scenario_state
-        scenarios.append(_scenario(name or "default", timings, scenario_state, workload.media, loaded.device))
+            bare_ms, output = bare, scenario_output
+        scenarios.append(_scenario(name or "default", timings, state, workload.media, loaded.device))
+        warnings += _state_warnings(state)
+    if workload.metric == "cadence_p95" and not output.is_streamed:
+        message = "metric cadence_p95: the call does not stream its output, so each call counts as one chunk."
+        warnings.append(ResultWarning(code="CADENCE_OF_CALLS", message=message))
     default = scenarios[0]
     allocated, reserved = _peak_device_memory(loaded)
     rss_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -241,15 +259,16 @@ def measure(loaded: LoadedTarget, request: StagesRequest, *, clock: Clock = time
         peak_device_reserved_bytes=reserved,
         peak_host_rss_bytes=rss_bytes,
         observed=_observed(loaded, output, default),
-        warnings=warnings + _state_warnings(state),
+        snapshot_before=snapshot,
+        warnings=_snapshot_warnings(snapshot, loaded.device) + warnings,
     )
     return result.model_copy(update={"metric": _metric(workload.metric, workload.items_per_call, result)})
 
 
 def _bare_run(loaded: LoadedTarget, scenario: str | None, clock: Clock) -> tuple[RunTiming, RunOutput]:
-    loaded.prepare_run()
+    loaded.prepare_run(scenario)
     start = clock()
-    output = loaded.run(scenario)
+    output = loaded.run(scenario, clock=clock)
     loaded.synchronize()
     return RunTiming(start, clock(), [], output.item_end_ns), output
 
@@ -265,20 +284,24 @@ def _choose_sites(
     for call in timer.take():
         counts[call.site.path] = counts.get(call.site.path, 0) + 1
     warnings = [
-        ResultWarning(code="SITE_NOT_OBSERVABLE", message=f"{path}: {reason}") for path, reason in state.unobservable.items()
+        ResultWarning(code="SITE_NOT_OBSERVABLE", message=f"{path}: {reason}")
+        for path, reason in state.unobservable.items()
     ]
     chosen = []
     for site in sites:
         count = counts.get(state.aliases.get(site.path, site.path), 0)
         if count == 0 and not is_auto:
             warnings.append(
-                ResultWarning(code="STAGE_NEVER_CALLED", message=f"Stage {site.path!r} was not called in a run of the workload.")
+                ResultWarning(
+                    code="STAGE_NEVER_CALLED", message=f"Stage {site.path!r} was not called in a run of the workload."
+                )
             )
         elif count > _MAX_CALLS_PER_RUN:
             warnings.append(
                 ResultWarning(
                     code="STAGE_CALLED_TOO_OFTEN",
-                    message=f"{site.path!r} is called {count} times a run and is left out of stage timing; see the regions.",
+                    message=f"{site.path!r} is called {count} times a run and is left out of stage timing; "
+                    "see the regions.",
                 )
             )
         elif count:
@@ -294,7 +317,7 @@ def _timed_runs(
     timings: list[RunTiming] = []
     bare_ms: list[float] = []
     output = RunOutput(None)
-    state = Instrumentation(sites=[])
+    states: list[Instrumentation] = []
     for index in range(loaded.workload.measured_runs):
         if index < _MAX_BARE_RUNS:
             bare_ms.append(_bare_run(loaded, scenario, clock)[0].wall_ms)
@@ -302,7 +325,10 @@ def _timed_runs(
             timing, output = _bare_run(loaded, scenario, clock)
         timing.calls = timer.take()
         timings.append(timing)
-    return timings, bare_ms, output, state
+        states.append(state)
+    lost = list(dict.fromkeys(path for state in states for path in state.lost))
+    num_cut_off = sum(state.num_cut_off for state in states)
+    return timings, bare_ms, output, replace(states[-1], lost=lost, num_cut_off=num_cut_off)
 
 
 def _scenario(
@@ -312,8 +338,8 @@ def _scenario(
         _charge_device_children(timing.calls)
     wall_ms = [timing.wall_ms for timing in runs]
     uses_device = device.type != "cpu"
-    stages = [_stage(site, runs, wall_ms, state, uses_device) for site in state.sites]
-    stages = sorted((stage for stage in stages if stage is not None), key=lambda stage: -stage.share)
+    timed = [_stage(site, runs, wall_ms, state, uses_device) for site in state.sites]
+    stages = sorted((stage for stage in timed if stage is not None), key=lambda stage: -stage.share)
     outside_ms = [_outside_ms(timing, uses_device) for timing in runs]
     return ScenarioTiming(
         name=name,
@@ -335,7 +361,9 @@ def _stage(
     # A recursive call lies inside its own stage: only the outermost one counts towards the total.
     outer = [[call for call in calls if not _lies_in_own_site(call)] for calls in per_run]
     self_ms = [sum(call.duration_ns - call.child_ns for call in calls) / _NS_PER_MS for calls in per_run]
-    device_self_ms = [sum(_device_ms(c) - c.child_device_ms for c in calls) for calls in per_run] if uses_device else None
+    device_self_ms = (
+        [sum(_device_ms(c) - c.child_device_ms for c in calls) for calls in per_run] if uses_device else None
+    )
     cost_ms = device_self_ms or self_ms
     return StageTiming(
         name=site.path,
@@ -347,10 +375,15 @@ def _stage(
         self_ms=Samples(launches=[self_ms]),
         device_total_ms=Samples(launches=[[sum(map(_device_ms, calls)) for calls in outer]]) if uses_device else None,
         device_self_ms=Samples(launches=[device_self_ms]) if device_self_ms else None,
-        call_ms=summarize([call.duration_ns / _NS_PER_MS for calls in per_run for call in calls]),
+        call_ms=summarize([call.duration_ns / _NS_PER_MS for calls in per_run for call in _timed_spans(calls)]),
         share=sum(cost_ms) / sum(wall_ms),
         share_interval=_share_interval(cost_ms, wall_ms),
     )
+
+
+def _timed_spans(calls: list[Call]) -> list[Call]:
+    """Calling a generator function does nothing yet: its resumptions are what takes time."""
+    return [call for call in calls if call.is_item] or calls
 
 
 def _lies_in_own_site(call: Call) -> bool:
@@ -380,10 +413,11 @@ def _outside_ms(timing: RunTiming, uses_device: bool) -> float:
         return max(0.0, timing.wall_ms - sum(map(_device_ms, outermost)))
     covered_ns, reached_ns = 0, timing.start_ns
     for call in sorted(outermost, key=lambda call: call.start_ns):
-        start_ns = max(call.start_ns, reached_ns)
-        if call.end_ns > start_ns:
-            covered_ns += call.end_ns - start_ns
-            reached_ns = call.end_ns
+        # A thread may go on with a call after the run has ended.
+        start_ns, end_ns = max(call.start_ns, reached_ns), min(call.end_ns, timing.end_ns)
+        if end_ns > start_ns:
+            covered_ns += end_ns - start_ns
+            reached_ns = end_ns
     return timing.wall_ms - covered_ns / _NS_PER_MS
 
 
@@ -393,8 +427,10 @@ def _share_interval(part_ms: list[float], wall_ms: list[float]) -> Interval:
 
 def _cadence(runs: list[RunTiming], media: Media | None) -> CadenceTiming | None:
     streamed = [timing for timing in runs if timing.item_end_ns]
-    if not streamed:
+    if not streamed and media is None:
         return None
+    if not streamed:
+        streamed = [replace(timing, item_end_ns=[timing.end_ns]) for timing in runs]
     arrivals = [np.array([timing.start_ns, *timing.item_end_ns]) for timing in streamed]
     chunk_ms = [gap for times in arrivals for gap in (np.diff(times) / _NS_PER_MS).tolist()]
     summary = summarize(chunk_ms)
@@ -416,8 +452,7 @@ def _metric(name: Metric, items_per_call: int, result: StagesResult) -> MetricVa
         peak = result.peak_device_allocated_bytes or result.peak_host_rss_bytes or 0
         return MetricValue(name=name, value=float(peak), unit="bytes")
     if name == "cadence_p95":
-        if result.default.cadence is None:
-            return MetricValue(name=name, value=float(np.percentile(wall_ms, 95)), unit="ms")
+        assert result.default.cadence is not None, "the workload's check asks for 'media' with this metric"
         return MetricValue(name=name, value=result.default.cadence.chunk_ms.p95, unit="ms")
     if name == "throughput":
         items_per_s = [items_per_call * 1000 / ms for ms in wall_ms]
@@ -457,12 +492,36 @@ def _shaped_leaves(value: Any, path: str = "output") -> list[tuple[str, Any]]:
 
 def _state_warnings(state: Instrumentation) -> list[ResultWarning]:
     warnings = [
-        ResultWarning(code="HOOK_LOST", message=f"The observation of {path!r} was removed by other code during the run.")
+        ResultWarning(
+            code="HOOK_LOST", message=f"The observation of {path!r} was removed by other code during the run."
+        )
         for path in state.lost
     ]
     if state.num_cut_off:
         message = f"{state.num_cut_off} observed calls never returned and were closed at the end of their run."
         warnings.append(ResultWarning(code="CALLS_CUT_OFF", message=message))
+    return warnings
+
+
+def _snapshot_warnings(snapshot: Snapshot, device: torch.device) -> list[ResultWarning]:
+    """What in the machine's state before the first run may disturb the timings."""
+    warnings = []
+    state = snapshot_of(snapshot, device)
+    if state is not None and state.other_processes:
+        others = ", ".join(f"{process.name} (pid {process.pid})" for process in state.other_processes)
+        message = f"Other processes use {device}: {others}. Timings and free memory depend on what they do."
+        warnings.append(ResultWarning(code="DEVICE_SHARED", message=message))
+    if state is not None and state.free_memory_bytes is not None and state.total_memory_bytes:
+        free_frac = state.free_memory_bytes / state.total_memory_bytes
+        if free_frac < _LOW_MEMORY_FRAC:
+            free = f"{state.free_memory_bytes / 2**30:.1f} GiB ({free_frac:.0%})"
+            message = f"Only {free} of {device} are free before the first run."
+            warnings.append(ResultWarning(code="DEVICE_MEMORY_LOW", message=message))
+    if snapshot.is_busy:
+        message = (
+            f"The machine's load is {snapshot.load_average_1m:.1f} on {snapshot.num_cpus} CPUs; timings will be noisy."
+        )
+        warnings.append(ResultWarning(code="MACHINE_BUSY", message=message))
     return warnings
 
 

@@ -8,11 +8,11 @@ from typing import Final
 
 import numpy as np
 
-from perfladder.trace.labels import FUNCTION_KIND, GC_KIND, RUN_KIND, Label
+from perfladder.trace.labels import FUNCTION_KIND, GC_KIND, RUN_KIND, WARMUP_KIND, Label
 from perfladder.trace.model import ABSENT, BoolArray, Category, IntArray, Trace
 from perfladder.trace.nesting import ROOT, Forest
 
-_SPECIAL_KINDS: Final = frozenset({RUN_KIND, GC_KIND, FUNCTION_KIND})
+_SPECIAL_KINDS: Final = frozenset({RUN_KIND, GC_KIND, FUNCTION_KIND, WARMUP_KIND})
 MANAGED_KINDS: Final = frozenset({"aot_module", "jit_module"})
 """Kinds of regions that a surrounding region does not swallow in the flat set: the surrounding one is entered."""
 NONE: Final = -1
@@ -29,7 +29,8 @@ class Attribution:
         run: For each span, the number of its run (index into `run_spans`), or -1. Spans of other threads belong to the
             run during which they start.
         is_region: Which spans are regions.
-        is_opaque: Which regions may stand in the flat set; the others are entered.
+        is_opaque: Which regions stand in the flat set as a whole; the others are entered.
+        is_exclusive: Which regions stand in the flat set with what no opaque region covers.
         region: For each span, the position of its innermost region, or -1. A backward operator on another thread
             belongs to the region of its forward operator.
         top: For each span, the position of its region in the flat, non-overlapping set, or -1.
@@ -37,6 +38,8 @@ class Attribution:
         device_run: For each piece of device work, its run or -1: by its launch, and by its own start if unlinked.
         device_region: For each piece of device work, the position of its innermost region, or -1.
         device_top: For each piece of device work, the position of its region in the flat set, or -1.
+        is_warmup: Which spans belong to a warm-up inside the window.
+        is_device_warmup: Which device work does.
         num_ambiguous_sequences: Backward operators whose forward operator is not certain.
     """
 
@@ -44,12 +47,15 @@ class Attribution:
     run: IntArray
     is_region: BoolArray
     is_opaque: BoolArray
+    is_exclusive: BoolArray
     region: IntArray
     top: IntArray
     is_on_run_thread: BoolArray
     device_run: IntArray
     device_region: IntArray
     device_top: IntArray
+    is_warmup: BoolArray
+    is_device_warmup: BoolArray
     num_ambiguous_sequences: int
 
     @property
@@ -63,6 +69,8 @@ def attribute(
     *,
     region_kinds: Collection[str] | None = None,
     managed_kinds: Collection[str] = MANAGED_KINDS,
+    entered: Collection[str] = (),
+    exclusive: Collection[str] = (),
 ) -> Attribution:
     """Attribute every span and every piece of device work to its run and regions.
 
@@ -70,6 +78,8 @@ def attribute(
         trace: The trace.
         region_kinds: Kinds of our labels that are regions; None takes all but runs, functions and garbage collections.
         managed_kinds: A region that holds one of these kinds anywhere in the trace is entered, not flat itself.
+        entered: Ids of further regions to enter.
+        exclusive: Ids of regions to enter that keep what no other flat region covers, such as the root's own methods.
     """
     forest = trace.forest
     kinds = np.array([label.kind if label else "" for label in trace.labels], dtype=object)
@@ -78,26 +88,37 @@ def attribute(
     is_region = wanted[forest.name_id] & is_host_label
     is_run = np.array([kind == RUN_KIND for kind in kinds], bool)[forest.name_id] & is_host_label
     region = forest.innermost(is_region)
-    is_opaque = is_region & ~_entered(trace, is_region, region, managed_kinds)
+    is_exclusive = is_region & _has_id(trace, exclusive)
+    is_entered = _entered(trace, is_region, region, managed_kinds) | _has_id(trace, entered) | is_exclusive
+    is_opaque = is_region & ~is_entered
     top = forest.outermost(is_opaque)
+    if is_exclusive.any():
+        top = np.where(top >= 0, top, forest.innermost(is_exclusive))
     region, top, num_ambiguous = _follow_forward(trace, region, top)
     run_spans, run, nested = _runs(trace, is_run)
+    is_warmup_span = np.array([kind == WARMUP_KIND for kind in kinds], bool)[forest.name_id] & is_host_label
+    warmup_spans, warmup, _ = _runs(trace, is_warmup_span)
     join = trace.device_join
     host = join.host
     linked = host >= 0
     device_run = _by_time(trace, run_spans, trace.start_ns[join.event], None)
     device_run[linked] = run[host[linked]]
+    device_warmup = _by_time(trace, warmup_spans, trace.start_ns[join.event], None)
+    device_warmup[linked] = warmup[host[linked]]
     return Attribution(
         run_spans=run_spans,
         run=run,
         is_region=is_region,
         is_opaque=is_opaque,
+        is_exclusive=is_exclusive,
         region=region,
         top=top,
         is_on_run_thread=nested,
         device_run=device_run,
         device_region=_spread(region, host),
         device_top=_spread(top, host),
+        is_warmup=warmup >= 0,
+        is_device_warmup=device_warmup >= 0,
         num_ambiguous_sequences=num_ambiguous,
     )
 
@@ -117,6 +138,12 @@ def _is_region_kind(kind: str, region_kinds: Collection[str] | None) -> bool:
 
 def _spread(values: IntArray, positions: IntArray) -> IntArray:
     return np.where(positions >= 0, values[np.maximum(positions, 0)], NONE) if len(values) else positions.copy()
+
+
+def _has_id(trace: Trace, region_ids: Collection[str]) -> BoolArray:
+    """Return which host spans carry a label of one of these ids."""
+    wanted = [label is not None and label.region_id in region_ids for label in trace.labels]
+    return np.array(wanted, bool)[trace.forest.name_id]
 
 
 def _entered(trace: Trace, is_region: BoolArray, region: IntArray, managed_kinds: Collection[str]) -> BoolArray:

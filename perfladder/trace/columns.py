@@ -11,11 +11,20 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from perfladder.trace.events import NO_ARGUMENTS, Arguments, Event, ExactEvent, RawEvent, decode_arguments
+from perfladder.trace.events import (
+    DEFAULT_FINISHED,
+    NO_ARGUMENTS,
+    Arguments,
+    Event,
+    ExactEvent,
+    RawEvent,
+    decode_arguments,
+)
 from perfladder.trace.model import ABSENT, Category, IntArray
 
 _DAY_US: Final = 86_400e6
 _DAY_NS: Final = 86_400_000_000_000
+_INT32_LIMIT: Final = 2**31
 _INT64_LIMIT: Final = 2**63
 # From here on doubles of microseconds are a quarter of one apart: 1.1e15 us, the year 2005 as epoch time.
 _COARSE_DOUBLE_NS: Final = 2**50 * 1000
@@ -45,21 +54,11 @@ CATEGORIES: Final = {
 }
 _SUFFIXES: Final = (("_runtime", Category.RUNTIME), ("_driver", Category.DRIVER), ("_sync", Category.SYNC))
 _HOST_ONLY: Final = (Category.CPU_OP, Category.USER_ANNOTATION, Category.PYTHON)
-_COLUMNS: Final = {
-    "name_id": np.int32,
-    "category": np.int8,
-    "start_ns": np.int64,
-    "duration_ns": np.int64,
-    "pid": np.int32,
-    "tid": np.int32,
-    "correlation": np.int64,
-    "external_id": np.int64,
-    "stream": np.int64,
-    "device": np.int64,
-    "sequence": np.int64,
-    "forward_thread": np.int64,
-    "num_bytes": np.int64,
-}
+_DEVICE_COLUMNS: Final = ("correlation", "stream", "device", "num_bytes")
+_COLUMNS: Final = (
+    *("name_id", "category", "start_ns", "duration_ns", "pid", "tid"),
+    *("external_id", "sequence", "forward_thread", *_DEVICE_COLUMNS),
+)
 _Key = TypeVar("_Key", bound=Hashable)
 AnyEvent = Event | ExactEvent | RawEvent
 
@@ -99,34 +98,31 @@ class ColumnBuilder:
     _chunks: list[dict[str, IntArray]] = field(default_factory=list)
     _open_spans: list[AnyEvent] = field(default_factory=list)
 
-    def add(self, events: Sequence[AnyEvent], text: bytes | None = None) -> None:
-        """Append the spans among `events`.
-
-        Args:
-            events: Events of one kind, in file order.
-            text: Their JSON, used to skip columns that no event of the chunk has; None if unknown.
+    def add(self, events: Sequence[AnyEvent]) -> None:
+        """Append the spans among `events`, which are of one class and in file order.
 
         Raises:
             NeedsExactTimes: Events with double times lie beyond what a double holds to the nanosecond.
         """
         spans = [event for event in events if event.ph == "X" and event.cat != "Trace"]
-        if spans:
-            self._append(spans, text)
-        self.num_objects += len(events)
+        others: list[AnyEvent] = []
         if len(spans) != len(events):
-            for event in events:
-                if event.ph in ("B", "E"):
-                    self._open_spans.append(event)
-                elif event.ph == "X" and event.cat == "Trace":
-                    self._see_root(event)
+            others = [event for event in events if event.ph in ("B", "E") or (event.ph == "X" and event.cat == "Trace")]
+        if others:
+            _start_ns(others)  # raises before anything is kept
+        if spans:
+            self._append(spans)
+        self.num_objects += len(events)
+        for event in others:
+            if event.ph == "X":
+                self._see_root(event)
+            else:
+                self._open_spans.append(event)
 
     def finish(self) -> tuple[dict[str, IntArray], int]:
         """Return the columns without unfinished spans, and the resolution of the timestamps in nanoseconds."""
         self._close_open_spans()
-        columns = {
-            name: np.concatenate([chunk[name] for chunk in self._chunks]) if self._chunks else np.empty(0, dtype)
-            for name, dtype in _COLUMNS.items()
-        }
+        columns = {name: _join([chunk.pop(name) for chunk in self._chunks]) for name in _COLUMNS}
         self._chunks.clear()
         is_good = columns["duration_ns"] >= 0
         if is_good.any():
@@ -140,15 +136,16 @@ class ColumnBuilder:
                 self.raw_arguments = [raw for raw, good in zip(self.raw_arguments, is_good, strict=True) if good]
         return columns, _resolution_ns(columns["start_ns"], columns["duration_ns"])
 
-    def _append(self, spans: Sequence[AnyEvent], text: bytes | None) -> None:
+    def _append(self, spans: Sequence[AnyEvent]) -> None:
         start_ns, has_start = _start_ns(spans)
         count = len(spans)
         dur = np.fromiter([span.dur for span in spans], np.float64, count)
         category = self._categories_of(spans)
         arguments = _arguments_of(spans)
         is_good = has_start & (dur >= 0) & (dur < _DAY_US)  # a comparison with NaN is false
-        if text is None or b'"finished"' in text:
-            is_good &= np.array([argument.finished.lower() != "false" for argument in arguments])
+        finished = [argument.finished for argument in arguments]
+        if finished.count(DEFAULT_FINISHED) != count:
+            is_good &= np.array([text.lower() != "false" for text in finished])
         columns: dict[str, IntArray] = {
             "name_id": _intern([span.name for span in spans], self.names),
             "category": category,
@@ -156,7 +153,7 @@ class ColumnBuilder:
             "duration_ns": np.rint(np.where(is_good, dur * 1000, -1)).astype(np.int64),
             "pid": _intern([span.pid for span in spans], self.pids),
             "tid": _intern([span.tid for span in spans], self.tids),
-            **_argument_columns(arguments, category, text),
+            **_argument_columns(arguments, category),
         }
         self._chunks.append(columns)
         if self.keep_raw:
@@ -179,17 +176,18 @@ class ColumnBuilder:
 
     def _close_open_spans(self) -> None:
         """Pair begin and end events: within a process and thread, an end closes the latest open begin."""
-        stacks: dict[tuple[int | str, int | str], list[AnyEvent]] = {}
+        stacks: dict[tuple[int | str, int | str], list[tuple[int, AnyEvent]]] = {}
         closed: list[AnyEvent] = []
-        dated = [event for event in self._open_spans if event.ts == event.ts]  # NaN is not itself
-        self.num_unfinished += len(self._open_spans) - len(dated)
-        for event in sorted(dated, key=lambda event: event.ts):
+        dated = [(_nanoseconds(event.ts), event) for event in self._open_spans]
+        known = [(time_ns, event) for time_ns, event in dated if time_ns is not None]
+        self.num_unfinished += len(dated) - len(known)
+        for time_ns, event in sorted(known, key=lambda pair: pair[0]):
             stack = stacks.setdefault((event.pid, event.tid), [])
             if event.ph == "B":
-                stack.append(event)
+                stack.append((time_ns, event))
             elif stack:
-                begin = stack.pop()
-                begin.dur = float(event.ts - begin.ts)  # type: ignore[operator]
+                begin_ns, begin = stack.pop()
+                begin.dur = (time_ns - begin_ns) / 1000
                 closed.append(begin)
             else:
                 self.num_unfinished += 1
@@ -198,14 +196,16 @@ class ColumnBuilder:
         for kind in (Event, ExactEvent, RawEvent):
             spans = [span for span in closed if isinstance(span, kind)]
             if spans:
-                self._append(spans, None)
+                self._append(spans)
 
 
 def _intern(values: list[_Key], table: dict[_Key, int]) -> IntArray:
-    for value in dict.fromkeys(values):
-        if value not in table:
-            table[value] = len(table)
-    return np.fromiter(map(table.__getitem__, values), np.int32, len(values))
+    try:
+        return np.fromiter(map(table.__getitem__, values), np.int32, len(values))
+    except KeyError:  # most chunks bring no new value, so looking for new ones first would cost more
+        for value in dict.fromkeys(values):
+            table.setdefault(value, len(table))
+        return np.fromiter(map(table.__getitem__, values), np.int32, len(values))
 
 
 def _start_ns(spans: Sequence[AnyEvent]) -> tuple[IntArray, npt.NDArray[np.bool_]]:
@@ -222,15 +222,18 @@ def _start_ns(spans: Sequence[AnyEvent]) -> tuple[IntArray, npt.NDArray[np.bool_
 
 
 def _nanoseconds(microseconds: Decimal | float) -> int | None:
-    """Convert decimal text exactly; None if there is none or it is beyond 64 bits."""
-    if not isinstance(microseconds, Decimal) or not microseconds.is_finite():
+    """Convert exactly; None if there is no number or it is beyond 64 bits."""
+    number = microseconds if isinstance(microseconds, Decimal) else Decimal(str(microseconds))
+    if not number.is_finite() or number.adjusted() > 18:
         return None
-    nanoseconds = round(microseconds.scaleb(3)) if microseconds.adjusted() < 20 else _INT64_LIMIT
+    nanoseconds = round(number.scaleb(3))
     return nanoseconds if abs(nanoseconds) < _INT64_LIMIT else None
 
 
 def _arguments_of(spans: Sequence[AnyEvent]) -> list[Arguments]:
-    return [_decode(span.args) if isinstance(span, RawEvent) else span.args for span in spans]
+    if isinstance(spans[0], RawEvent):
+        return [_decode(span.args) for span in spans]  # type: ignore[arg-type]
+    return [span.args for span in spans]  # type: ignore[misc]
 
 
 def _decode(raw: msgspec.Raw) -> Arguments:
@@ -238,34 +241,43 @@ def _decode(raw: msgspec.Raw) -> Arguments:
     return decode_arguments(text) if text and text != b"null" else NO_ARGUMENTS
 
 
-def _argument_columns(arguments: list[Arguments], category: IntArray, text: bytes | None) -> dict[str, IntArray]:
-    """Return the columns from the arguments; a column that the chunk's text does not mention costs nothing."""
+def _argument_columns(arguments: list[Arguments], category: IntArray) -> dict[str, IntArray]:
+    """Return the columns from the arguments; one that no event of the chunk has takes no memory."""
     count = len(arguments)
-
-    def is_mentioned(key: bytes) -> bool:
-        return text is None or key in text
-
-    def absent() -> IntArray:
-        return np.full(count, ABSENT, np.int64)
-
-    external = [argument.external_id for argument in arguments] if is_mentioned(b'"External id"') else None
-    if external is None and is_mentioned(b'"external id"'):
-        external = [argument.external_id_old for argument in arguments]
-    columns = {
-        "external_id": absent() if external is None else np.fromiter(external, np.int64, count),
-        "sequence": absent(),
-        "forward_thread": absent(),
-    }
-    if is_mentioned(b'"Sequence number"'):
-        columns["sequence"] = np.fromiter([argument.sequence for argument in arguments], np.int64, count)
-    if is_mentioned(b'"Fwd thread id"'):
-        columns["forward_thread"] = np.fromiter([argument.forward_thread for argument in arguments], np.int64, count)
+    columns = dict.fromkeys(_DEVICE_COLUMNS, _absent(count))
+    columns["external_id"] = _narrow([argument.external_id for argument in arguments])
+    columns["sequence"] = _narrow([argument.sequence for argument in arguments])
+    columns["forward_thread"] = _narrow([argument.forward_thread for argument in arguments])
+    if columns["external_id"].strides == (0,):
+        columns["external_id"] = _narrow([argument.external_id_old for argument in arguments])
     rest = np.flatnonzero(~np.isin(category, _HOST_ONLY))
-    chosen = [arguments[index] for index in rest.tolist()]
-    for name in ("correlation", "stream", "device", "num_bytes"):
-        columns[name] = absent()
-        columns[name][rest] = [getattr(argument, name) for argument in chosen]
+    if len(rest):
+        chosen = [arguments[index] for index in rest.tolist()]
+        for name in _DEVICE_COLUMNS:
+            values = _narrow([getattr(argument, name) for argument in chosen])
+            columns[name] = np.full(count, ABSENT, values.dtype)
+            columns[name][rest] = values
     return columns
+
+
+def _join(parts: list[IntArray]) -> IntArray:
+    if all(part.strides == (0,) and part[0] == ABSENT for part in parts):
+        return _absent(sum(map(len, parts)))
+    return np.concatenate(parts)
+
+
+def _absent(count: int) -> IntArray:
+    """Return a read-only column of `ABSENT` that takes no memory."""
+    return np.broadcast_to(np.int32(ABSENT), count)
+
+
+def _narrow(values: list[int]) -> IntArray:
+    """Return the values in 32 bits where they fit; ids and sizes mostly do."""
+    if values.count(ABSENT) == len(values):
+        return _absent(len(values))
+    column = np.fromiter(values, np.int64, len(values))
+    is_small = column.min() >= -_INT32_LIMIT and column.max() < _INT32_LIMIT
+    return column.astype(np.int32) if is_small else column
 
 
 def _resolution_ns(start_ns: IntArray, duration_ns: IntArray) -> int:
@@ -274,6 +286,7 @@ def _resolution_ns(start_ns: IntArray, duration_ns: IntArray) -> int:
         return 1
     if not (start_ns % 1000).any() and not (duration_ns % 1000).any():
         return 1000
-    if np.abs(start_ns).min() >= _COARSE_DOUBLE_NS and not (start_ns % 250).any():
+    # A quarter is written as .25 or, by a shortest-digits writer, as .2 (and .75 as .8).
+    if np.abs(start_ns).min() >= _COARSE_DOUBLE_NS and ((start_ns % 250 == 0) | (start_ns % 100 == 0)).all():
         return 250
     return 1

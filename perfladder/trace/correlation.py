@@ -53,10 +53,11 @@ def join_device_work(trace: Trace) -> DeviceJoin:
     launches = np.flatnonzero(((category == Category.RUNTIME) | (category == Category.DRIVER)) & (correlation > 0))
     process = _process_of_devices(trace, events, launches)
     launch, num_duplicated = _match_launches(trace, events, process, launches)
-    operators = _operators_by_external_id(trace, events, process)
-    is_bare = launch >= 0
-    is_bare[is_bare] = forest.parent[launch[is_bare]] < 0
-    host = np.where((launch < 0) | (is_bare & (operators >= 0)), operators, launch)
+    is_bare = launch < 0
+    is_bare[~is_bare] = forest.parent[launch[~is_bare]] < 0
+    host = launch.copy()
+    operators = _operators_by_external_id(trace, events[is_bare], process[is_bare])
+    host[is_bare] = np.where(operators >= 0, operators, launch[is_bare])
     is_ambiguous = (process == _UNKNOWN) & (host < 0) & np.isin(trace.correlation[events], correlation[launches])
     return DeviceJoin(
         event=events,
@@ -140,6 +141,8 @@ def _find_columns(keys: IntArray, wanted: IntArray) -> IntArray:
 
 def _operators_by_external_id(trace: Trace, events: IntArray, process: IntArray) -> IntArray:
     """Return the position of the operator that each device event's external id names, or -1."""
+    if not (trace.external_id[events] > 0).any():
+        return np.full(len(events), ROOT, np.int64)
     forest: Forest = trace.forest
     is_operator = np.isin(trace.category[forest.event], (Category.CPU_OP, Category.USER_ANNOTATION))
     is_operator &= trace.external_id[forest.event] > 0

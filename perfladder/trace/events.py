@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any, Final
@@ -13,6 +12,8 @@ from typing import Any, Final
 import msgspec
 
 _INT64_MAX: Final = 2**63 - 1
+DEFAULT_FINISHED: Final = "true"
+"""What an event that does not say so is: torch marks only those that were still open."""
 
 
 class Arguments(msgspec.Struct, gc=False, frozen=True):
@@ -26,7 +27,7 @@ class Arguments(msgspec.Struct, gc=False, frozen=True):
     sequence: int = msgspec.field(name="Sequence number", default=-1)
     forward_thread: int = msgspec.field(name="Fwd thread id", default=-1)
     num_bytes: int = msgspec.field(name="bytes", default=-1)
-    finished: str = "true"
+    finished: str = DEFAULT_FINISHED
 
 
 NO_ARGUMENTS: Final = Arguments()
@@ -76,19 +77,26 @@ decode_exact_events: Final = msgspec.json.Decoder(list[ExactEvent], strict=True)
 decode_raw_events: Final = msgspec.json.Decoder(list[RawEvent], strict=True).decode
 decode_arguments: Final = msgspec.json.Decoder(Arguments, strict=True).decode
 
-# Starts of an event object in an array. Damaged text is split here: a quote or backslash inside a name cannot hide it.
+# Where one event of an array ends and the next begins. Damaged text is cut here: a quote or backslash inside a name
+# cannot hide it. It also matches between objects nested in arguments, so whoever cuts checks that what is before is
+# whole.
 EVENT_KEYS: Final = ("ph", "cat", "name", "pid", "tid", "ts", "dur", "args", "id", "bp", "s")
-_KEYS: Final = "|".join(EVENT_KEYS).encode()
-BOUNDARY: Final = re.compile(rb'\}\s*,?\s*(?=\{\s*"(?:' + _KEYS + rb')"\s*:)')
-_AFTER_STRING: Final = rb'"\s*(?=\}|,\s*"(?:' + _KEYS + rb')"\s*:)'
-_TEXT_FIELDS: Final = {
-    key: re.compile(b'"' + key.encode() + rb'"\s*:\s*"(.*?)' + _AFTER_STRING, re.DOTALL)
-    for key in ("ph", "cat", "name", "pid", "tid")
-}
-_NUMBER: Final = rb'"\s*:\s*"?(-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)"?\s*(?=[,}\]])'
-_NUMBER_FIELDS: Final = {key: re.compile(b'"' + key.encode() + _NUMBER) for key in ("ts", "dur", "pid", "tid")}
+_ANY_KEY: Final = "|".join(EVENT_KEYS).encode()
+BOUNDARY: Final = re.compile(rb'\}\s*,?\s*(?=\{\s*"?(?:' + _ANY_KEY + rb')"?\s*:)')
+_STRING: Final = rb'\s*:\s*"(.*?)"\s*(?=\}|,\s*"?(?:' + _ANY_KEY + rb')"?\s*:)'
+_NUMBER: Final = rb'\s*:\s*"?(-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)"?\s*(?=[,}\]])'
+
+
+def _after_key(key: str, value: bytes) -> re.Pattern[bytes]:
+    """Match a value after its key, which may have lost its quotes."""
+    name = re.escape(key).encode()
+    return re.compile(b'(?:"' + name + rb'"|(?<=[{,\s])' + name + b")" + value, re.DOTALL)
+
+
+_TEXT_FIELDS: Final = {key: _after_key(key, _STRING) for key in ("ph", "cat", "name", "pid", "tid")}
+_NUMBER_FIELDS: Final = {key: _after_key(key, _NUMBER) for key in ("ts", "dur", "pid", "tid")}
 _ARGUMENT_FIELDS: Final = {
-    field.name: re.compile(b'"' + re.escape(field.encode_name).encode() + _NUMBER)
+    field.name: _after_key(field.encode_name, _NUMBER)
     for field in msgspec.structs.fields(Arguments)
     if field.name != "finished"
 }
@@ -102,15 +110,6 @@ class DamageCount:
     skipped: int = 0
 
 
-def split_events(text: bytes) -> Iterator[bytes]:
-    """Cut the inside of an event array into single events, whatever their strings hold."""
-    start = 0
-    for match in BOUNDARY.finditer(text):
-        yield text[start : match.start() + 1]
-        start = match.end()
-    yield text[start:]
-
-
 def salvage_event(text: bytes, damage: DamageCount) -> ExactEvent | None:
     """Read one damaged event: leniently as JSON, else field by field. Counts what happened in `damage`."""
     event = _lenient_event(text)
@@ -120,6 +119,7 @@ def salvage_event(text: bytes, damage: DamageCount) -> ExactEvent | None:
         damage.skipped += 1
     else:
         damage.repaired += 1
+        damage.skipped += max(text.count(b'"ph"') - 1, 0)  # where the border to the next event is damaged too
     return event
 
 

@@ -19,6 +19,7 @@ from perfladder.trace.rows import Row
 
 _US: Final = 1e-3
 _NONE: Final = -1
+_MAX_CODE: Final = 2**62
 
 
 @dataclass(frozen=True, eq=False)
@@ -244,7 +245,9 @@ def summarize_kernels(table: KernelTable, limit: int | None = None) -> list[Kern
     duration = trace.duration_ns[table.event]
     count = np.bincount(inverse, minlength=len(codes))
     total = np.bincount(inverse, weights=duration, minlength=len(codes))
-    longest = np.lexsort((-duration, inverse))[np.cumsum(count) - count]
+    longest = np.zeros(len(codes), np.int64)
+    by_duration = np.argsort(duration, kind="stable")
+    longest[inverse[by_duration]] = by_duration  # the last one assigned, so the longest, stays
     whole = max(float(total.sum()), 1e-9)
     order = np.argsort(-total, kind="stable")[:limit].tolist()
     return [
@@ -263,12 +266,14 @@ def summarize_kernels(table: KernelTable, limit: int | None = None) -> list[Kern
 
 
 def _combine(columns: list[IntArray]) -> IntArray:
-    """Return one code for each distinct combination of values."""
-    code = np.zeros(len(columns[0]), np.int64)
+    """Return one code for each distinct combination of values, each at least -1."""
+    code, size = np.zeros(len(columns[0]), np.int64), 1
     for column in columns:
-        _, inverse = np.unique(column, return_inverse=True)
-        code = code * (int(inverse.max()) + 1) + inverse
-        _, code = np.unique(code, return_inverse=True)
+        values = int(column.max()) + 2
+        if size * values >= _MAX_CODE:
+            _, code = np.unique(code, return_inverse=True)
+            size = int(code.max()) + 1
+        code, size = code * values + (column + 1), size * values
     return code
 
 

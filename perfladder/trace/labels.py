@@ -14,8 +14,14 @@ from urllib.parse import quote_from_bytes, unquote_to_bytes
 PREFIX: Final = "perfladder."
 RUN_KIND: Final = "profiled_run"
 """Kind of the span around one run of the workload; its name is the run's index."""
+WARMUP_KIND: Final = "warmup_run"
+"""Kind of the span around a warm-up inside the window; nothing in it is counted anywhere or warned about."""
 FUNCTION_KIND: Final = "function"
 """Kind of the span around one call of a `torch.nn.functional` function; the kernel table names it beside the module."""
+STEP_KIND: Final = "profiler_step"
+"""Kind of a step of `torch.profiler.profile.step()`: a run, in a trace that holds no label of ours."""
+ANNOTATION_KIND: Final = "annotation"
+"""Kind of any other `record_function` span: a region, in a trace that holds no label of ours."""
 GC_KIND: Final = "garbage_collection"
 """Kind of the span around one pass of Python's garbage collector; its name is the generation."""
 
@@ -24,6 +30,7 @@ GC_KIND: Final = "garbage_collection"
 _SAFE_PUNCTUATION: Final = "/()[]+=@*,:"
 _KIND: Final = re.compile(r"[a-z][a-z0-9_]*")
 _LABEL: Final = re.compile(re.escape(PREFIX) + r"([a-z][a-z0-9_]*):([\x21-\x7e]*)")
+_STEP: Final = re.compile(r"ProfilerStep#(\d+)")
 _ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
 
@@ -65,3 +72,9 @@ def decode_label(text: str) -> Label | None:
     except UnicodeDecodeError:
         return None
     return Label(match[1], name)
+
+
+def read_annotation(text: str) -> Label:
+    """Return what a `record_function` name of anybody's stands for."""
+    step = _STEP.fullmatch(text)
+    return Label(STEP_KIND, step[1]) if step else Label(ANNOTATION_KIND, text)

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from perfladder.trace.labels import Label, decode_label
+from perfladder.trace.labels import Label, decode_label, read_annotation
 from perfladder.trace.rows import Row
 from perfladder.trace.warnings import TraceWarning
 
@@ -150,6 +150,12 @@ class Trace:
     def labels(self) -> tuple[Label | None, ...]:
         """For each distinct name, the label of ours that it stands for."""
         return tuple(decode_label(name) for name in self.names)
+
+    @cached_property
+    def annotation_labels(self) -> tuple[Label | None, ...]:
+        """For each distinct name, what it stands for as an annotation in a trace without labels of ours."""
+        names = set(self.name_id[self.category == Category.USER_ANNOTATION].tolist())
+        return tuple(read_annotation(name) if index in names else None for index, name in enumerate(self.names))
 
     @cached_property
     def has_device_work(self) -> bool:

@@ -25,18 +25,25 @@ from perfladder.trace.events import (
     decode_exact_events,
     decode_raw_events,
     salvage_event,
-    split_events,
 )
 from perfladder.trace.model import DEVICE_WORK, Category, DistributedInfo, IntArray, Trace
 from perfladder.trace.stream import TextStream
 from perfladder.trace.warnings import TraceWarning, WarningCode
 
 _SOURCE: Final = "trace.read"
-_CHUNK_BYTES: Final = 4 << 20
+_CHUNK_BYTES: Final = 1 << 20  # larger ones no longer fit the processor's caches and read slower
 _MAX_HEADER_BYTES: Final = 64 << 20
 _MAX_EVENT_BYTES: Final = 32 << 20
 _MAX_TAIL_BYTES: Final = 16 << 20
+_WINDOW_BYTES: Final = 1 << 17  # of a damaged chunk, read at once
+_SCAN_BYTES: Final = 1 << 13  # around a damage, read event by event
+_SEPARATOR_BYTES: Final = b" \t\r\n,"
+_SEPARATORS: Final = re.compile(rb"[ \t\r\n,]*")
+_SCANNER: Final = json.JSONDecoder(strict=False)
+# Kineto's rows that are no spans, or are handled apart.
+_IGNORED: Final = frozenset({"trace", "ac2g", "fwdbwd", "cpu_instant_event", "async_cpu_to_gpu"})
 _ARRAY_START: Final = re.compile(rb'"traceEvents"\s*:\s*\[')
+_MORE_EVENTS: Final = re.compile(rb'"ph"\s*:\s*"[XBEMis]"')
 _ARRAY_END: Final = re.compile(rb"\}\s*,?\s*\](?=\s*(?:$|\}|,\s*\"))")
 _ERROR_POSITION: Final = re.compile(r"\(byte (\d+)\)")
 _EXPECTED: Final = (
@@ -133,54 +140,121 @@ class _Reader:
             if position is None:
                 return text[cut.end() :]
             if position < len(inside):  # damage inside; at the very end it was the cut that split a nested object
-                self._read_damaged(list(split_events(inside)))
-                if self.is_ended:
-                    self.tail += text[cut.end() :]
-                return text[cut.end() :]
+                return self._after(text, cut, self._read_damaged(inside))
         if len(text) > _MAX_EVENT_BYTES:
             self.damage.skipped += 1
             return b""
         return text
 
+    def _after(self, text: bytes, cut: re.Match[bytes], left: bytes) -> bytes:
+        """Return what follows the text before `cut`, of which `left` was not read; past the array's end, nothing."""
+        rest = text[cut.start() + 1 - len(left) :] if left else text[cut.end() :]
+        if self.is_ended:
+            self.tail += text[cut.start() + 1 :]
+            return b""
+        return rest
+
+    def _read_damaged(self, text: bytes) -> bytes:
+        """Read events of which some are damaged; return the end of `text` that holds no whole event."""
+        while len(text) > _SCAN_BYTES:
+            end = BOUNDARY.search(text, _WINDOW_BYTES)
+            window = text[: end.start() + 1] if end else text
+            rest = self._read_window(window)
+            if self.is_ended:
+                self.tail += text[len(window) :]
+                return b""
+            if len(rest) == len(window):
+                break
+            text = text[len(window) - len(rest) :] if rest or end is None else text[end.end() :]
+        return self._scan(text) if text else b""
+
+    def _read_window(self, window: bytes) -> bytes:
+        """Read a damaged part: what is before the damage at once, and the rest of its neighbourhood event by event."""
+        position = self._read_events(window)
+        if position is None:
+            return b""
+        before = _last_boundary_before(window, position)
+        if before is None or self._read_events(window[: before.start() + 1]) is not None:
+            return self._scan(window)
+        damaged = BOUNDARY.search(window, position)
+        after = BOUNDARY.search(window, damaged.end()) if damaged else None  # a damaged event is told by the next one
+        if after is None:
+            return self._scan(window[before.end() :])
+        rest = self._scan(window[before.end() : after.start() + 1])
+        if self.is_ended:
+            self.tail += window[after.start() + 1 :]
+            return b""
+        return window[after.start() + 1 - len(rest) :] if rest else window[after.end() :]
+
+    def _scan(self, text: bytes) -> bytes:
+        """Tell whole events from damaged ones, one by one; return the end of `text` that holds no whole event."""
+        letters = text.decode("latin-1")  # one letter a byte, so that positions agree
+        start = position = 0
+        while True:
+            end_of_whole, position = position, _next_token(text, position)
+            if position >= len(text) or text[position : position + 1] == b"]":
+                self._read_whole(text[start:end_of_whole])
+                if position < len(text):
+                    self.is_ended = True
+                    self.tail = text[position + 1 :]
+                return b""
+            try:
+                position = _SCANNER.raw_decode(letters, position)[1]
+            except (json.JSONDecodeError, RecursionError) as error:
+                self._read_whole(text[start:end_of_whole])
+                damaged_at = error.pos - 1 if isinstance(error, json.JSONDecodeError) else position
+                boundary = BOUNDARY.search(text, max(damaged_at, position))
+                if boundary is None:
+                    return text[position:]
+                self._salvage(text[position : boundary.start() + 1])
+                start = position = boundary.start() + 1
+
+    def _read_whole(self, text: bytes) -> None:
+        """Read events that are whole JSON, though perhaps of unexpected types, or with commas missing between them."""
+        text = text.strip(_SEPARATOR_BYTES)
+        if not text or self._read_events(text) is None:
+            return
+        letters, position = text.decode("latin-1"), 0
+        while position < len(text):
+            start = _next_token(text, position)
+            position = _SCANNER.raw_decode(letters, start)[1]
+            if self._read_events(text[start:position]) is not None:
+                self._salvage(text[start:position])
+
+    def _salvage(self, text: bytes) -> None:
+        if event := salvage_event(text, self.damage):
+            self.builder.add([event])
+
     def _read_last(self, text: bytes) -> None:
         """Read the end of the array, or of the file."""
-        *pieces, last = split_events(text)
-        if pieces and self._read_events(b",".join(pieces)) is not None:
-            self._read_damaged(pieces)
+        rest = self._read_chunk(text)
+        rest = b"" if self.is_ended else self._scan(rest)
         if self.is_ended:
-            self.tail += last
-            return
-        if last.strip(b" \t\r\n,") and self._read_events(last) is not None:
-            self._read_end(last)
-        if not self.is_ended:
-            self.is_truncated = True
-
-    def _read_end(self, text: bytes) -> None:
-        if self._read_array_end(text):
             return
         end = None
-        for end in _ARRAY_END.finditer(text):  # noqa: B007 - the last match
+        for end in _ARRAY_END.finditer(rest):  # noqa: B007 - the last match is wanted
             pass
-        if end is not None:
-            self.is_ended = True
-            self.tail = text[end.end() :]
-            if event := salvage_event(text[: end.start() + 1], self.damage):
-                self.builder.add([event])
+        if end is None:
+            self.is_truncated = True
+            return
+        self.is_ended = True
+        self.tail = rest[end.end() :]
+        self._salvage(rest[: end.start() + 1])
 
     def _read_events(self, text: bytes) -> int | None:
         """Decode events and add them; on failure add none and return the position of the error."""
         wrapped = b"[" + text + b"]"
         try:
             try:
-                self.builder.add(self._decode(wrapped), text)
+                self.builder.add(self._decode(wrapped))
             except NeedsExactTimes:
                 self.is_exact = True
-                self.builder.add(self._decode(wrapped), text)
+                self.builder.add(self._decode(wrapped))
         except msgspec.ValidationError:
             return 0
         except msgspec.DecodeError as error:
             match = _ERROR_POSITION.search(str(error))
-            return int(match[1]) if match else 0 if "truncated" not in str(error) else len(text)
+            return int(match[1]) if match else len(text)  # without a position: the text ends in the middle
         except (UnicodeDecodeError, OverflowError, RecursionError):
             return 0
         return None
@@ -189,40 +263,6 @@ class _Reader:
         if self.builder.keep_raw:
             return decode_raw_events(wrapped)
         return decode_exact_events(wrapped) if self.is_exact else decode_events(wrapped)
-
-    def _read_damaged(self, pieces: list[bytes]) -> None:
-        """Read pieces of which some are damaged: halve until those stand alone, then repair them."""
-        if self.is_ended:
-            self.tail += b",".join(pieces)
-        elif len(pieces) == 1:
-            if not self._read_array_end(pieces[0]) and (event := salvage_event(pieces[0], self.damage)):
-                self.builder.add([event])
-        else:
-            middle = len(pieces) // 2
-            for half in (pieces[:middle], pieces[middle:]):
-                if self.is_ended or self._read_events(b",".join(half)) is not None:
-                    self._read_damaged(half)
-
-    def _read_array_end(self, text: bytes) -> bool:
-        """If `text` is an event (or nothing) and the end of the array, read it and keep what follows as the tail."""
-        decoded = text.decode("utf-8", "replace")
-        event = decoded.lstrip(" \t\r\n,")
-        end = len(decoded) - len(event)
-        if not event.startswith("]"):
-            try:
-                _, length = json.JSONDecoder(strict=False).raw_decode(event)
-            except (ValueError, RecursionError):
-                return False
-            end += length
-        after = decoded[end:].lstrip(" \t\r\n,")
-        if not after.startswith("]"):
-            return False
-        self.is_ended = True
-        self.tail = after[1:].encode()
-        inside = decoded[:end].encode().strip(b" \t\r\n,")
-        if inside and self._read_events(inside) is not None and (found := salvage_event(inside, self.damage)):
-            self.builder.add([found])
-        return True
 
     def finish(self) -> Trace:
         builder = self.builder
@@ -263,9 +303,11 @@ class _Reader:
             if key in table
         )
         host = np.isin(columns["category"], (Category.CPU_OP, Category.USER_ANNOTATION))
-        num_processes = len(np.unique(columns["pid"][host]))
+        num_processes = len(set(np.unique(columns["pid"][host]).tolist()) - {builder.pids.get("")})
         found = {
             WarningCode.TRUNCATED_FILE: self.is_truncated and "The file ends in the middle of its events.",
+            WarningCode.EVENTS_AFTER_END: _MORE_EVENTS.search(self.tail)
+            and "The list of events ends, but more events follow; they were not read.",
             WarningCode.REPAIRED_EVENTS: self.damage.repaired and f"{self.damage.repaired} events were repaired.",
             WarningCode.SKIPPED_EVENTS: self.damage.skipped and f"{self.damage.skipped} events could not be read.",
             WarningCode.UNREADABLE_HEADER: self.has_bad_header and "The fields beside the events are invalid JSON.",
@@ -281,6 +323,18 @@ class _Reader:
             for code, message in found.items()
             if isinstance(message, str)
         ]
+
+
+def _next_token(text: bytes, position: int) -> int:
+    match = _SEPARATORS.match(text, position)
+    return match.end() if match else position
+
+
+def _last_boundary_before(text: bytes, position: int) -> re.Match[bytes] | None:
+    found = None
+    for found in BOUNDARY.finditer(text, max(0, position - _SCAN_BYTES), position):  # noqa: B007 - the last is wanted
+        pass
+    return found
 
 
 def _last_boundaries(text: bytes, limit: int = 16) -> list[re.Match[bytes]]:
@@ -349,6 +403,3 @@ def _device_types(builder: ColumnBuilder, columns: dict[str, IntArray], header: 
 def _is_known(text: str) -> bool:
     lowered = text.lower()
     return lowered in CATEGORIES or lowered.endswith(("_runtime", "_driver", "_sync")) or lowered in _IGNORED
-
-
-_IGNORED: Final = frozenset({"trace", "ac2g", "fwdbwd", "cpu_instant_event", "async_cpu_to_gpu"})

@@ -212,7 +212,7 @@ def _make_profiler(
 ) -> torch.profiler.profile:
     by_name = {activity.name.lower(): activity for activity in torch.profiler.supported_activities()}
     try:
-        config = _torch_private.make_profiler_config(all_threads=all_threads)
+        config = _torch_private.make_profiler_config(all_threads=all_threads, trace_only=not with_stack)
     except AttributeError as error:
         raise NotPossibleHereError(f"all_threads=True: {error}. Use a newer torch or leave it out.") from error
     return torch.profiler.profile(

@@ -166,7 +166,7 @@ def report_regions(trace: Trace, attribution: Attribution | None = None) -> Regi
     parts = HostParts(trace, attribution)
     runs = _report_runs(trace, attribution, calls, parts)
     unattributed = _unattributed_ns(trace, attribution)
-    all_device = int(trace.duration_ns[trace.device_join.event].sum())
+    all_device = int(trace.duration_ns[trace.device_join.event[~attribution.is_device_warmup]].sum())
     has_device = trace.has_device_work
     return RegionReport(
         runs=tuple(runs),
@@ -266,6 +266,7 @@ def _flat_rows(trace: Trace, attribution: Attribution, calls: _Calls, device_ns:
     code = run * len(trace.names) + forest.name_id[positions]
     codes, first, inverse = np.unique(code, return_index=True, return_inverse=True)
     on_thread = attribution.is_on_run_thread[positions]
+    duration = _flat_duration(trace, attribution, calls)[places]
     size = len(codes)
     count = np.bincount(inverse, minlength=size)
     device_code, device_run_time = _flat_device(trace, attribution)
@@ -273,9 +274,9 @@ def _flat_rows(trace: Trace, attribution: Attribution, calls: _Calls, device_ns:
     has_work = calls.device[places] > 0
     span_ns = np.where(has_work, calls.last_device[places] - calls.first_device[places], 0)
     columns = {
-        "cpu": np.bincount(inverse, weights=calls.duration[places] * on_thread, minlength=size),
+        "cpu": np.bincount(inverse, weights=duration * on_thread, minlength=size),
         "own": np.bincount(inverse, weights=calls.own_duration[places] * on_thread, minlength=size),
-        "other": np.bincount(inverse, weights=calls.duration[places] * ~on_thread, minlength=size),
+        "other": np.bincount(inverse, weights=duration * ~on_thread, minlength=size),
         "span": np.bincount(inverse, weights=span_ns, minlength=size),
     }
     rows: list[list[RegionRow]] = [[] for _ in range(attribution.num_runs)]
@@ -302,6 +303,17 @@ def _flat_rows(trace: Trace, attribution: Attribution, calls: _Calls, device_ns:
             )
         )
     return rows
+
+
+def _flat_duration(trace: Trace, attribution: Attribution, calls: _Calls) -> IntArray:
+    """Return each region call's time in the flat set: its duration, or for an exclusive region what it alone covers."""
+    is_exclusive = attribution.is_exclusive[calls.position]
+    if not is_exclusive.any():
+        return calls.duration
+    forest, top = trace.forest, attribution.top
+    mine = np.flatnonzero((top >= 0) & (forest.thread[np.maximum(top, 0)] == forest.thread))
+    covered = np.bincount(top[mine], weights=forest.self_ns[mine], minlength=forest.num_spans)
+    return np.where(is_exclusive, covered[calls.position].astype(np.int64), calls.duration)
 
 
 def _flat_device(trace: Trace, attribution: Attribution) -> tuple[IntArray, IntArray]:
@@ -375,14 +387,16 @@ def _fraction(part: float, whole: float, of_nothing: float = 0.0) -> float:
 
 
 def _unattributed_ns(trace: Trace, attribution: Attribution) -> int:
-    return int(trace.duration_ns[trace.device_join.event[attribution.device_run < 0]].sum())
+    lost = (attribution.device_run < 0) & ~attribution.is_device_warmup
+    return int(trace.duration_ns[trace.device_join.event[lost]].sum())
 
 
 def _warnings(
     trace: Trace, attribution: Attribution, runs: list[RunAttribution], unattributed: int
 ) -> list[TraceWarning]:
     forest, join = trace.forest, trace.device_join
-    num_outside = int((attribution.is_region & (attribution.run < 0)).sum()) if runs else 0
+    is_outside = attribution.is_region & (attribution.run < 0) & ~attribution.is_warmup
+    num_outside = int(is_outside.sum()) if runs else 0
     clamped = [run.run_index for run in runs if sum(row.cpu_time_us for row in run.regions) > run.cpu_time_us + 0.5]
     threaded = [run.run_index for run in runs if run.other_threads_cpu_time_us > 0]
     calls_runtime = np.isin(trace.category[forest.event], (Category.RUNTIME, Category.DRIVER)).any()

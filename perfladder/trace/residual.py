@@ -228,10 +228,25 @@ def split_idle(trace: Trace, attribution: Attribution, parts: HostParts, run: in
     Before each piece of device work, the device is idle for want of a launch until the host enters the launching call;
     what of that the run's thread spends in a synchronizing call is its own part. The rest is latency or dependency.
     """
-    forest, join = trace.forest, trace.device_join
+    forest = trace.forest
     span = attribution.run_spans[run]
-    low, end = int(forest.start_ns[span]), int(forest.end_ns[span])
     mine = np.flatnonzero(attribution.device_run == run)
+    waits = (parts.part == Part.SYNCHRONIZATION) & (attribution.run == run)
+    return _split_idle(trace, int(forest.start_ns[span]), int(forest.end_ns[span]), mine, waits)
+
+
+def split_window_idle(trace: Trace, parts: HostParts) -> IdleSplit | None:
+    """Split the device time of the whole trace, whichever spans it holds; None without device work."""
+    forest, event = trace.forest, trace.device_join.event
+    if not len(event):
+        return None
+    low = min(int(trace.start_ns[event].min()), int(forest.start_ns.min(initial=np.iinfo(np.int64).max)))
+    end = max(int(trace.end_ns[event].max()), int(forest.end_ns.max(initial=0)))
+    return _split_idle(trace, low, end, np.arange(len(event)), parts.part == Part.SYNCHRONIZATION)
+
+
+def _split_idle(trace: Trace, low: int, end: int, mine: IntArray, waits: BoolArray) -> IdleSplit:
+    forest, join = trace.forest, trace.device_join
     start_ns, end_ns = trace.start_ns[join.event[mine]], trace.end_ns[join.event[mine]]
     high = max(end, int(end_ns.max(initial=end)))
     busy = unite(np.clip(start_ns, low, high), np.clip(end_ns, low, high))
@@ -243,7 +258,6 @@ def split_idle(trace: Trace, attribution: Attribution, parts: HostParts, run: in
     launch = join.launch[mine][first]
     launch_ns = np.where(launch >= 0, forest.start_ns[np.maximum(launch, 0)], gap_start[:-1])
     until = np.concatenate((np.clip(launch_ns, gap_start[:-1], gap_end[:-1]), [high]))
-    waits = (parts.part == Part.SYNCHRONIZATION) & (attribution.run == run)
     waiting = unite(forest.start_ns[waits], forest.end_ns[waits])
     in_sync = waiting.covered_within(gap_start, until)
     idle = int((gap_end - gap_start).sum())

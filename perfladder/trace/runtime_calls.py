@@ -19,12 +19,8 @@ class CallKind(IntEnum):
 # Names as CUPTI, roctracer and Level Zero write them; a version suffix such as `_v7000` or `_ptsz` may follow.
 # Source: CUDA runtime and driver API references, HIP API reference, oneAPI Level Zero specification.
 _PATTERNS: Final = (
-    (
-        CallKind.SYNCHRONIZE,
-        re.compile(r"synchroni[sz]e|^cu(Ctx|Stream|Event)Synchronize|^zeEventHostSynchronize|StreamQuery.*Wait"),
-    ),
-    (CallKind.COPY, re.compile(r"memcpy", re.IGNORECASE)),
-    (CallKind.COPY, re.compile(r"^zeCommandListAppendMemoryCopy|^urEnqueueUSMMemcpy")),
+    (CallKind.SYNCHRONIZE, re.compile(r"synchroni[sz]e", re.IGNORECASE)),
+    (CallKind.COPY, re.compile(r"memcpy|^zeCommandListAppendMemoryCopy", re.IGNORECASE)),
     (CallKind.LAUNCH, re.compile(r"launch|memset|MemoryFill|USMFill", re.IGNORECASE)),
 )
 
@@ -51,9 +47,7 @@ def classify_copy(name: str) -> str:
     return next((kind for kind, pattern in _COPY_KINDS if pattern.search(name)), UNKNOWN_COPY)
 
 
-_COMMUNICATION: Final = re.compile(
-    r"^(nccl|rccl|mscclpp|oneccl|gloo:|c10d::|ucc:|hccl)|ncclDev|ncclKernel", re.IGNORECASE
-)
+_COMMUNICATION: Final = re.compile(r"nccl|rccl|^(mscclpp|oneccl|gloo:|c10d::|ucc:|hccl)", re.IGNORECASE)
 
 
 def is_communication(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Opens a trace file, plain or gzip, and gives its text block by block, also where the compressed data is cut or damaged."""
+"""Opens a trace file, plain or gzip, and gives its text block by block, also where compressed data is damaged."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ class TextStream:
         self.is_damaged = False
         if magic.startswith((b"PK\x03\x04", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ\x00", b"BZh", b"\x04\x22\x4d\x18")):
             self._file.close()
-            raise TraceError(f"Cannot read {path} as a trace: it is compressed, but not with gzip. Decompress it first.")
+            raise TraceError(
+                f"Cannot read {path} as a trace: it is compressed, but not with gzip. Decompress it first."
+            )
 
     def __enter__(self) -> TextStream:
         return self

@@ -6,8 +6,9 @@ from typing import Final
 
 import numpy as np
 
+from perfladder.trace.attribution import Attribution
 from perfladder.trace.intervals import Union, overlap_ns, unite
-from perfladder.trace.model import ABSENT, Category, IntArray, Trace
+from perfladder.trace.model import ABSENT, BoolArray, Category, IntArray, Trace
 from perfladder.trace.rows import Row
 from perfladder.trace.runtime_calls import classify_copy, is_communication
 from perfladder.trace.warnings import TraceWarning, WarningCode
@@ -80,9 +81,19 @@ class Timeline(Row):
     warnings: tuple[TraceWarning, ...]
 
 
-def report_timeline(trace: Trace) -> Timeline:
-    """Summarize the device rows of a trace; synchronization rows and annotations are no work and do not count."""
+def report_timeline(trace: Trace, attribution: Attribution | None = None) -> Timeline:
+    """Summarize the device rows of a trace; synchronization rows and annotations are no work and do not count.
+
+    Args:
+        trace: The trace.
+        attribution: Tells what belongs to a warm-up inside the window and is left out; None counts everything.
+    """
+    counted = np.ones(trace.num_events, bool)
+    if attribution is not None:
+        counted[trace.device_join.event[attribution.is_device_warmup]] = False
+        counted[trace.forest.event[attribution.is_warmup]] = False
     event = trace.device_join.event
+    event = event[counted[event]]
     device = _device_of(trace, event)
     stream = _stream_of(trace, event)
     streams = _stream_rows(trace, event, device, stream)
@@ -93,7 +104,7 @@ def report_timeline(trace: Trace) -> Timeline:
         devices=tuple(_device_rows(trace, event, device)),
         streams=tuple(streams),
         copies=tuple(_copy_rows(trace, event)),
-        communication=tuple(_communication_rows(trace)),
+        communication=tuple(_communication_rows(trace, counted)),
         overlap=_overlap(trace, event, device),
         warnings=(warning,) if num_overlapping else (),
     )
@@ -170,7 +181,7 @@ def _copy_rows(trace: Trace, event: IntArray) -> list[CopyRow]:
     return sorted(rows, key=lambda row: -row.total_us)
 
 
-def _communication_rows(trace: Trace) -> list[CommunicationRow]:
+def _communication_rows(trace: Trace, counted: BoolArray) -> list[CommunicationRow]:
     is_communication_name = np.array([is_communication(name) for name in trace.names], bool)
     rows = []
     for device_type, categories in (
@@ -178,7 +189,7 @@ def _communication_rows(trace: Trace) -> list[CommunicationRow]:
         ("CPU", (Category.CPU_OP, Category.USER_ANNOTATION)),
     ):
         events = trace.events_of(*categories)
-        events = events[is_communication_name[trace.name_id[events]]]
+        events = events[is_communication_name[trace.name_id[events]] & counted[events]]
         for name_id in np.unique(trace.name_id[events]).tolist():
             mine = events[trace.name_id[events] == name_id]
             rows.append(

@@ -23,6 +23,11 @@ class WarningCode(StrEnum):
         "TRUNCATED_FILE",
         "The file ends in the middle. What was read before the cut is used; totals are lower bounds.",
     )
+    EVENTS_AFTER_END = (
+        "EVENTS_AFTER_END",
+        "More events follow the end of the event list: a stray bracket, or several traces in one file. They are missing "
+        "from all totals.",
+    )
     REPAIRED_EVENTS = (
         "REPAIRED_EVENTS",
         "Events with invalid JSON (bad escapes, stray quotes, wrong types) were read field by field. Their times are "

@@ -7,7 +7,21 @@ from hypothesis import strategies as st
 
 from perfladder.trace.labels import Label, decode_label, encode_label
 
-NASTY = ['unet["mid"]', "back\\slash", "new\nline", "tab\t", "日本", "%41", "a:b", "", "\ud800", "\x00", "a%", "{}", "'"]
+NASTY = [
+    'unet["mid"]',
+    "back\\slash",
+    "new\nline",
+    "tab\t",
+    "日本",
+    "%41",
+    "a:b",
+    "",
+    "\ud800",
+    "\x00",
+    "a%",
+    "{}",
+    "'",
+]
 
 
 @given(st.text(alphabet=st.characters(), max_size=60))
@@ -32,7 +46,8 @@ def test_ordinary_paths_stay_readable() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["aten::add", "perfladder.", "perfladder.stage", "perfladder.Stage:x", "perfladder.stage:%4", "x perfladder.a:b"]
+    "text",
+    ["aten::add", "perfladder.", "perfladder.stage", "perfladder.Stage:x", "perfladder.stage:%4", "x perfladder.a:b"],
 )
 def test_foreign_names_are_no_labels(text: str) -> None:
     assert decode_label(text) is None

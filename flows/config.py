@@ -1,0 +1,24 @@
+"""The parameters of the flows."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from perfladder.ladder import RUNGS
+from perfladder.models import Model
+from perfladder.workload import Workload
+
+
+class ProfilePipelineConfig(Model):
+    """What to profile, how far, and where the record of it goes."""
+
+    workload: Workload | str = Field(description="A workload, the path of a workload file, or a built-in name.")
+    base_dir: str | None = Field(default=None, description="Where the relative paths of a `Workload` start.")
+    source: str | None = Field(default=None, description="What to call the workload's origin in the record.")
+    runs_dir: str = "runs"
+    until: str = Field(default=RUNGS[-1].name, description="The last rung to climb.")
+    tracking_uri: str | None = Field(
+        default=None, description="MLflow's address; by default SQLite in the runs folder."
+    )
+    experiment: str = Field(default="perfladder", min_length=1)
+    max_artifact_bytes: int = Field(default=256 << 20, gt=0, description="Larger files stay in the run directory only.")

@@ -1,0 +1,80 @@
+"""The command line's way to run the flow: what takes long begins first, and nothing is measured before all is ready."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from perfladder.flows.begin import begin
+from perfladder.flows.config import ProfilePipelineConfig
+from perfladder.flows.prefect_server import PrefectServer, UsersServer, find_server
+from perfladder.ladder import ClimbOutcome
+from perfladder.tasks.variables import variables_set
+
+_DRAIN_LIMIT_S = 10.0
+
+
+def run_profile_pipeline(config: ProfilePipelineConfig, tell: Callable[[str], None] = lambda _: None) -> ClimbOutcome:
+    """Run the flow with a local Prefect server, or with the one that the user's settings name.
+
+    Args:
+        config: What to profile.
+        tell: Shows one line of progress.
+
+    Raises:
+        PerfladderError: Nothing could be measured: a wrong workload, a target that does not load, no server.
+    """
+    with (
+        begin(config, tell) as begun,
+        find_server(Path(config.runs_dir), os.environ) as server,
+        variables_set(_client_variables(server, os.environ)),
+    ):
+        # Importing Prefect takes a second or more: after the children and the server have started.
+        from perfladder.flows.profile_pipeline import climb_begun
+
+        begun.ladder.wait_until_loaded()
+        begun.store.wait()
+        with _prefect_at(server.wait(), is_local=isinstance(server, PrefectServer)):
+            return climb_begun(config.model_copy(update={"tracking_uri": None}), begun)
+
+
+def _client_variables(server: PrefectServer | UsersServer, variables: Mapping[str, str]) -> dict[str, str]:
+    """What Prefect reads when it is imported. Failed rungs are told by the ladder; Prefect need not say it again."""
+    wanted = {"PREFECT_LOGGING_LEVEL": "WARNING", "PREFECT_LOGGING_LOGGERS_PREFECT_TASK_RUNS_LEVEL": "CRITICAL"}
+    if isinstance(server, PrefectServer):
+        wanted |= {"PREFECT_HOME": str(server.state), "DO_NOT_TRACK": "true"}
+    if variables.get("PREFECT_LOGGING_LEVEL"):
+        del wanted["PREFECT_LOGGING_LOGGERS_PREFECT_TASK_RUNS_LEVEL"]
+    missing = {name: value for name, value in wanted.items() if not variables.get(name)}
+    for name in ("NO_PROXY", "no_proxy"):
+        missing[name] = ",".join(filter(None, [variables.get(name), "127.0.0.1"]))
+    return missing
+
+
+@contextmanager
+def _prefect_at(url: str, *, is_local: bool) -> Iterator[None]:
+    """Prefect's settings with this server; at the end, what is still on its way is sent."""
+    from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
+
+    # Nobody listens to heartbeats on the local server, and their thread is waited for, up to a second.
+    heartbeat: dict[Any, Any] = {PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None} if is_local else {}
+    with temporary_settings({PREFECT_API_URL: url, **heartbeat}):
+        try:
+            yield
+        finally:
+            # In a thread of its own: in a notebook, this one has a running event loop.
+            thread = threading.Thread(target=_drain, daemon=True)
+            thread.start()
+            thread.join(2 * _DRAIN_LIMIT_S)
+
+
+def _drain() -> None:
+    from prefect.events.worker import EventsWorker
+    from prefect.logging.handlers import APILogWorker
+
+    EventsWorker.drain_all(timeout=_DRAIN_LIMIT_S)
+    APILogWorker.drain_all(timeout=_DRAIN_LIMIT_S)

@@ -1,0 +1,1 @@
+"""Profiles runs and attributes their time to modules and methods: one code path for `perfladder.profile` and rung 2."""

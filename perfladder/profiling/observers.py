@@ -1,0 +1,142 @@
+"""What is done at each call of a site: a labelled span in the trace, or the peak of the device's memory."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from perfladder import _torch_private
+from perfladder.instrument import Observer, Site
+from perfladder.profiling.discover import UNTUNED
+from perfladder.trace.labels import encode_label
+
+
+class Annotator(Observer):
+    """Opens a labelled span in the trace for each call.
+
+    Args:
+        labels: Kind and name of the label for a site's path; by default an untuned module of that path.
+
+    Attributes:
+        num_calls: Calls of each site on the thread that made this object.
+        num_foreign_calls: Calls of each site on other threads, which the profiler does not record.
+    """
+
+    def __init__(self, labels: Mapping[str, tuple[str, str]] | None = None) -> None:
+        self._open_span = _torch_private.open_span
+        self._labels = {path: encode_label(kind, name) for path, (kind, name) in (labels or {}).items()}
+        self._thread = threading.get_ident()
+        self.num_calls: dict[str, int] = {}
+        self.num_foreign_calls: dict[str, int] = {}
+
+    def enter(self, site: Site, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AbstractContextManager[Any]:
+        """Open the call's span."""
+        path = site.path
+        counts = self.num_calls if threading.get_ident() == self._thread else self.num_foreign_calls
+        counts[path] = counts.get(path, 0) + 1
+        label = self._labels.get(path)
+        if label is None:
+            label = self._labels[path] = encode_label(UNTUNED, path)
+        span = self._open_span(label)
+        span.__enter__()
+        return span
+
+    def leave(self, site: Site, token: AbstractContextManager[Any], result: Any) -> None:
+        """Close the span."""
+        token.__exit__(None, None, None)
+
+
+class MemoryMeter(Protocol):
+    """What the allocator of a device tells, in bytes."""
+
+    def allocated_bytes(self) -> int:
+        """Return what is allocated now."""
+
+    def peak_bytes(self) -> int:
+        """Return the most that was allocated since `reset`."""
+
+    def reset(self) -> None:
+        """Begin anew."""
+
+
+class AcceleratorMemory:
+    """The allocator of torch's current accelerator device. Its peak statistics are reset, which nobody can undo."""
+
+    def allocated_bytes(self) -> int:
+        """Return what is allocated now."""
+        import torch
+
+        return int(torch.accelerator.memory_allocated())
+
+    def peak_bytes(self) -> int:
+        """Return the most that was allocated since `reset`."""
+        import torch
+
+        return int(torch.accelerator.max_memory_allocated())
+
+    def reset(self) -> None:
+        """Begin anew."""
+        import torch
+
+        torch.accelerator.reset_peak_memory_stats()
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The most memory allocated during any call of a site, and the most that a call added to what was there."""
+
+    peak_bytes: int
+    increase_bytes: int
+
+
+@dataclass
+class _OpenCall:
+    start_bytes: int
+    peak_bytes: int = 0
+
+
+class MemoryObserver(Observer):
+    """Finds the peak of each site's calls, right also where calls nest: an inner peak counts for the outer call too.
+
+    Calls on other threads than the one that made this object are left out, since one device has one counter.
+
+    Attributes:
+        peaks: By the site's path.
+    """
+
+    def __init__(self, meter: MemoryMeter) -> None:
+        self._meter = meter
+        self._thread = threading.get_ident()
+        self._open: list[_OpenCall] = []
+        self.peaks: dict[str, Peak] = {}
+
+    def enter(self, site: Site, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _OpenCall | None:
+        """Keep what the outer call has reached, and begin anew for this one."""
+        if threading.get_ident() != self._thread:
+            return None
+        self._keep_peak()
+        self._meter.reset()
+        call = _OpenCall(self._meter.allocated_bytes())
+        self._open.append(call)
+        return call
+
+    def leave(self, site: Site, token: _OpenCall | None, result: Any) -> None:
+        """Note this call's peak and hand it to the outer call."""
+        if token is None or not self._open:
+            return
+        self._keep_peak()
+        self._open.pop()
+        if self._open:
+            self._open[-1].peak_bytes = max(self._open[-1].peak_bytes, token.peak_bytes)
+        known = self.peaks.get(site.path, Peak(0, 0))
+        self.peaks[site.path] = Peak(
+            peak_bytes=max(known.peak_bytes, token.peak_bytes),
+            increase_bytes=max(known.increase_bytes, token.peak_bytes - token.start_bytes),
+        )
+
+    def _keep_peak(self) -> None:
+        if self._open:
+            self._open[-1].peak_bytes = max(self._open[-1].peak_bytes, self._meter.peak_bytes())

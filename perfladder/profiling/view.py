@@ -1,0 +1,52 @@
+"""Markdown views of a profile and of an analysed trace: pure functions of their data."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+
+def render(data: dict[str, Any], template: str = "profile.md.j2") -> str:
+    """Return the Markdown of `PerformanceProfile.data`, or of what another template shows."""
+    return _templates().get_template(template).render(data=data)
+
+
+@cache
+def _templates() -> Environment:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("perfladder.profiling"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
+    environment.filters.update(us=_us, percent=_percent, ratio=_ratio, mib=_mib, cell=_cell)
+    return environment
+
+
+def _us(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.1f}"
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.2f} %"
+
+
+def _ratio(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _mib(value: int | None) -> str:
+    return "-" if value is None else f"{value / 2**20:.1f}"
+
+
+def _cell(value: object, length: int = 90) -> str:
+    """Text that cannot break out of a Markdown table cell."""
+    text = str(value).replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ").replace("`", "'")
+    return text if len(text) <= length else text[: length - 3] + "..."

@@ -1,0 +1,237 @@
+"""The one code path that profiles runs and attributes them: `perfladder.profile` and the regions rung both use it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from perfladder import _torch_private
+from perfladder.errors import RungError
+from perfladder.instrument import Instrumentation, instrument
+from perfladder.models import ResultWarning
+from perfladder.profiling.discover import AOT, Sites
+from perfladder.profiling.observers import AcceleratorMemory, Annotator, MemoryMeter, MemoryObserver, Peak
+from perfladder.profiling.warnings import (
+    ProfileWarningCode,
+    instrumentation_warnings,
+    list_names,
+    trace_warnings,
+    warn,
+)
+from perfladder.trace.attribution import Attribution, attribute
+from perfladder.trace.labels import RUN_KIND, WARMUP_KIND, decode_label
+from perfladder.trace.model import Trace
+from perfladder.trace.operators import OperatorRow, operator_table, top_operators
+from perfladder.trace.record import Window, record_window, span
+from perfladder.trace.regions import RegionReport, report_regions
+from perfladder.trace.timeline import Timeline, report_timeline
+
+_NS_PER_US = 1e3
+
+
+@dataclass(frozen=True)
+class Call:
+    """One way to run the work: what to do before a run, outside the measured part, and the run itself.
+
+    `run` returns when the device has finished.
+    """
+
+    run: Callable[[], object]
+    prepare: Callable[[], None] = lambda: None
+    name: str | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class ProfiledRuns:
+    """A window of runs, attributed.
+
+    Attributes:
+        sites: What was observed.
+        activities: What was recorded, e.g. `("cpu", "cuda")`.
+        is_first: Whether this process had recorded no window before.
+        wall_time_us: Of each run, by the host's clock, in the order of `report.runs`.
+        call_names: Of each run, the name of its call.
+        trace: The trace.
+        attribution: Where its spans belong.
+        report: The runs and their regions.
+        timeline: What the device did, without the warm-up.
+        peaks: Peak memory by a site's path; empty without an accelerator.
+        warnings: Everything a reader must know.
+        analysis_s: How long reading and attributing took.
+    """
+
+    sites: Sites
+    activities: tuple[str, ...]
+    is_first: bool
+    wall_time_us: list[float]
+    call_names: list[str | None]
+    trace: Trace
+    attribution: Attribution
+    report: RegionReport
+    timeline: Timeline
+    peaks: dict[str, Peak]
+    warnings: list[ResultWarning]
+    analysis_s: float
+
+    def key_averages(self, limit: int = 20) -> dict[str, list[OperatorRow]]:
+        """Return the operators with the largest totals over all runs, by host and by device time.
+
+        Of our own spans only those of the flat regions are rows: those of runs and of inner modules would push the
+        operators out.
+        """
+        flat = {row.region_id for run in self.report.runs for row in run.regions}
+        rows = operator_table(self.trace, only_runs=True, attribution=self.attribution)
+        labels = {row.key: decode_label(row.key) for row in rows}
+        kept = [row for row in rows if (label := labels[row.key]) is None or label.region_id in flat]
+        return {
+            "cpu_time_total": top_operators(kept, "cpu_time_total", limit),
+            "device_time_total": top_operators(kept, "device_time_total", limit),
+        }
+
+
+def profile_runs(
+    sites: Sites,
+    calls: Sequence[Call],
+    *,
+    repeats: int,
+    trace_path: Path,
+    activities: Sequence[str] | None = None,
+    meter: MemoryMeter | None = None,
+) -> ProfiledRuns:
+    """Profile runs of each call with every module and method annotated, and attribute them.
+
+    Each call is first run once, unmeasured, inside the window: that absorbs first-use costs, and there the peak memory
+    is taken.
+
+    Args:
+        sites: The modules and methods that are the regions, from `find_sites`.
+        calls: The calls, one after the other.
+        repeats: Measured runs of each.
+        trace_path: Where the trace goes.
+        activities: What to record; None is all that is there.
+        meter: Of the device's memory; None takes the accelerator's if one is recorded.
+
+    Raises:
+        RungError: Another profiler is active, or took over, or the window holds nothing.
+        InputError: The trace cannot be written there.
+    """
+    walls: list[float] = []
+    peaks: dict[str, Peak] = {}
+    with record_window(trace_path, activities=activities, mark_garbage_collection=True) as window:
+        for index, call in enumerate(calls):
+            with _peak_memory(sites, peaks, meter or _find_meter(window)):
+                call.prepare()
+                with span(WARMUP_KIND, str(index)):
+                    call.run()
+        annotator = Annotator(sites.labels)
+        with instrument(sites.sites, annotator) as state:
+            for call in calls:
+                for _ in range(repeats):
+                    call.prepare()
+                    walls.append(_timed_run(call, len(walls)))
+    names = [call.name for call in calls for _ in range(repeats)]
+    return _attribute(window, sites, state, annotator, walls, names, peaks)
+
+
+def check_no_profiler() -> None:
+    """Refuse before anything has run if somebody else profiles.
+
+    Raises:
+        RungError: Another torch profiler is active.
+    """
+    if _torch_private.is_profiler_active():
+        raise RungError(
+            "Cannot profile: another torch profiler is active in this process, and starting a second one would "
+            "silently end it. Stop that one first."
+        )
+
+
+def _timed_run(call: Call, index: int) -> float:
+    with span(RUN_KIND, str(index)):
+        start = time.perf_counter_ns()
+        call.run()
+        end = time.perf_counter_ns()
+    return (end - start) / _NS_PER_US
+
+
+def _find_meter(window: Window) -> MemoryMeter | None:
+    if window.activities == ("cpu",):
+        return None
+    try:
+        torch.accelerator.memory_allocated()
+    except (RuntimeError, NotImplementedError, AssertionError):  # a device without torch's allocator statistics
+        return None
+    return AcceleratorMemory()
+
+
+@contextmanager
+def _peak_memory(sites: Sites, peaks: dict[str, Peak], meter: MemoryMeter | None) -> Iterator[None]:
+    if meter is None:
+        yield
+        return
+    observer = MemoryObserver(meter)
+    with instrument(sites.sites, observer):
+        yield
+    for path, peak in observer.peaks.items():
+        known = peaks.get(path, peak)
+        peaks[path] = Peak(max(known.peak_bytes, peak.peak_bytes), max(known.increase_bytes, peak.increase_bytes))
+
+
+def _attribute(
+    window: Window,
+    sites: Sites,
+    state: Instrumentation,
+    annotator: Annotator,
+    walls: list[float],
+    names: list[str | None],
+    peaks: dict[str, Peak],
+) -> ProfiledRuns:
+    start = time.perf_counter()
+    trace = window.read()
+    attribution = attribute(trace, entered=sites.entered, exclusive=sites.exclusive)
+    report = report_regions(trace, attribution)
+    timeline = report_timeline(trace, attribution)
+    found = [*trace_warnings(trace.warnings), *trace_warnings(report.warnings), *trace_warnings(timeline.warnings)]
+    return ProfiledRuns(
+        sites=sites,
+        activities=window.activities,
+        is_first=window.is_first,
+        wall_time_us=walls,
+        call_names=names,
+        trace=trace,
+        attribution=attribution,
+        report=report,
+        timeline=timeline,
+        peaks=peaks,
+        warnings=[*instrumentation_warnings(state), *_observation_warnings(sites, annotator, report), *found],
+        analysis_s=round(time.perf_counter() - start, 3),
+    )
+
+
+def _observation_warnings(sites: Sites, annotator: Annotator, report: RegionReport) -> list[ResultWarning]:
+    """Return what the calls that were seen, and those that were not, tell."""
+    code, warnings = ProfileWarningCode, []
+    if not sites.sites:
+        warnings.append(warn(code.HOOKS_DID_NOT_FIRE, "The object holds no torch.nn.Module that could be observed."))
+    elif not annotator.num_calls:
+        message = f"None of {len(sites.sites)} observed modules and methods was called on the profiled thread."
+        warnings.append(warn(code.HOOKS_DID_NOT_FIRE, message))
+    compiled = [
+        part.name for part in sites.parts if part.is_compiled and (part.path or part.name) in annotator.num_calls
+    ]
+    if compiled:
+        message = f"Compiled, so that what is inside is not seen: {list_names(compiled)}."
+        warnings.append(warn(code.COMPILED_MODULE, message))
+    if annotator.num_foreign_calls:
+        num_calls = sum(annotator.num_foreign_calls.values())
+        message = f"{num_calls} calls on other threads, of {list_names(annotator.num_foreign_calls)}, are not recorded."
+        warnings.append(warn(code.THREADS_NOT_COVERED, message))
+    seen = {row.region_id for run in report.runs for row in run.regions if row.kind == AOT}
+    if unmapped := sorted(seen - set(sites.owner)):
+        warnings.append(warn(code.UNMAPPED_AOT_REGION_EVENTS, f"Not part of the object: {list_names(unmapped)}."))
+    return warnings

@@ -1,0 +1,55 @@
+"""What a reader of Prefect's pages sees of a run: the report, and a table of the findings."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from prefect import task
+from prefect.artifacts import create_markdown_artifact, create_table_artifact
+from prefect.cache_policies import NO_CACHE
+
+from perfladder.ladder import ClimbOutcome
+from perfladder.rundir import RunDirectory
+
+
+def publish(run: RunDirectory, outcome: ClimbOutcome) -> None:
+    """Publish as a task; without it, the run directory still has everything."""
+    publish_task(run, outcome, return_state=True)
+
+
+@task(
+    name="publish",
+    task_run_name="publish",
+    cache_policy=NO_CACHE,
+    retries=1,
+    retry_delay_seconds=1,
+    persist_result=False,
+)
+def publish_task(run: RunDirectory, outcome: ClimbOutcome) -> None:
+    """Create the artifacts `report-<workload>` and `findings-<workload>`; each run adds a version."""
+    report = run.path / "report.md"
+    where = f"Run {run.record.run_id}, in {run.path}"
+    if report.is_file():
+        create_markdown_artifact(report.read_text(encoding="utf-8"), key=artifact_key("report", run), description=where)
+    create_table_artifact(findings_table(outcome), key=artifact_key("findings", run), description=where)
+
+
+def artifact_key(kind: str, run: RunDirectory) -> str:
+    """A key as Prefect accepts it: lower-case letters, digits and dashes."""
+    return re.sub(r"[^a-z0-9]+", "-", f"{kind}-{run.record.workload_name}".lower()).strip("-")
+
+
+def findings_table(outcome: ClimbOutcome) -> list[dict[str, Any]]:
+    """One row a finding."""
+    return [
+        {
+            "rung": finding.rung,
+            "finding": finding.kind,
+            "claim": finding.claim,
+            "evidence": "; ".join(f"{e.metric} = {e.value:.4g} {e.unit} ({e.source})" for e in finding.evidence),
+            "uncertainty": finding.uncertainty,
+            "next experiment": finding.next_experiment,
+        }
+        for finding in outcome.findings
+    ]

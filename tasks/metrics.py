@@ -1,0 +1,113 @@
+"""The numbers of a rung's result as metrics: names end in their unit, and parts of a name are divided by slashes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from functools import singledispatch
+
+from perfladder.rungs.base import RungResult
+from perfladder.rungs.harness import HarnessResult
+from perfladder.rungs.kernels import KernelsResult
+from perfladder.rungs.regions import RegionsResult
+from perfladder.rungs.stages import MetricValue, ScenarioTiming, StagesResult
+
+_UNITS = ("_ms", "_us", "_s", "_bytes", "_frac", "_share", "_ratio", "_error", "_per_run", "_tflops", "_gb_per_s")
+_METRIC_UNITS = {"ms": "ms", "items/s": "items_per_s", "bytes": "bytes"}
+_MAX_ROWS = 50
+"""Of a long table, the largest rows become metrics; the whole table is in the result file."""
+
+Pairs = Iterable[tuple[str, float | None]]
+
+
+def metrics_of(result: RungResult) -> dict[str, float]:
+    """All metrics of a result; what is absent or not finite is left out, never 0."""
+    pairs = (
+        [*_plain_numbers(result), *_more(result)] if result.status == "done" else [("duration_s", result.duration_s)]
+    )
+    return {name: float(value) for name, value in pairs if value is not None and math.isfinite(value)}
+
+
+def metric_that_matters(metric: MetricValue) -> dict[str, float]:
+    """The workload's own metric, with the ends of its interval: `latency_p50_ms`, `latency_p50_low_ms`."""
+    unit = _METRIC_UNITS[metric.unit]
+    base = metric.name.removesuffix(f"_{unit}")
+    found = {f"{base}_{unit}": metric.value}
+    if metric.interval is not None:
+        found |= {f"{base}_low_{unit}": metric.interval.low, f"{base}_high_{unit}": metric.interval.high}
+    return found
+
+
+def _plain_numbers(result: RungResult) -> Pairs:
+    """Top-level numbers whose names end in a unit, and counts: enough for a rung that is not known here."""
+    for name, value in result:
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if is_number and (name.endswith(_UNITS) or name.startswith("num_")):
+            yield name, value
+
+
+@singledispatch
+def _more(result: RungResult) -> Pairs:
+    """What the plain numbers of a known result leave out."""
+    return ()
+
+
+@_more.register
+def _(result: StagesResult) -> Pairs:
+    if result.metric is not None:
+        yield from metric_that_matters(result.metric).items()
+    for scenario in result.scenarios:
+        prefix = "" if scenario is result.scenarios[0] else f"scenario/{scenario.name}/"
+        for name, value in _scenario(scenario):
+            yield prefix + name, value
+
+
+def _scenario(scenario: ScenarioTiming) -> Pairs:
+    wall_ms = scenario.wall_ms.summary
+    yield from (("wall_ms_p50", wall_ms.p50), ("wall_ms_p95", wall_ms.p95), ("outside_share", scenario.outside_share))
+    for stage in scenario.stages:
+        prefix = f"stage/{stage.name}"
+        yield f"{prefix}/self_ms_p50", stage.self_ms.summary.p50
+        yield f"{prefix}/share", stage.share
+        yield f"{prefix}/calls_per_run", stage.calls_per_run
+        if stage.device_self_ms is not None:
+            yield f"{prefix}/device_self_ms_p50", stage.device_self_ms.summary.p50
+    if scenario.cadence is not None:
+        cadence = scenario.cadence
+        yield "cadence/first_chunk_ms_p50", cadence.first_chunk_ms.summary.p50
+        yield "cadence/chunk_ms_p95", cadence.chunk_ms.p95
+        yield "cadence/num_late_chunks", cadence.num_late_chunks
+        yield "cadence/headroom_ms", cadence.headroom_ms
+
+
+@_more.register
+def _(result: HarnessResult) -> Pairs:
+    if result.timing_ratio_interval is not None:
+        yield "timing_low_ratio", result.timing_ratio_interval.low
+        yield "timing_high_ratio", result.timing_ratio_interval.high
+    if result.calls:
+        yield "max_abs_error", max(call.parity.max_abs_error for call in result.calls)
+        yield "max_rel_error", max(call.parity.max_rel_error for call in result.calls)
+
+
+@_more.register
+def _(result: RegionsResult) -> Pairs:
+    for region in sorted(result.regions, key=lambda region: -region.cpu_share)[:_MAX_ROWS]:
+        prefix = f"region/{region.name}"
+        yield f"{prefix}/cpu_ms", region.cpu_ms
+        yield f"{prefix}/cpu_share", region.cpu_share
+        yield f"{prefix}/device_ms", region.device_ms
+        yield f"{prefix}/device_share", region.device_share
+    if result.residual is not None:
+        yield from (
+            ("outside_cpu_share", result.residual.cpu_share),
+            ("outside_device_share", result.residual.device_share),
+        )
+
+
+@_more.register
+def _(result: KernelsResult) -> Pairs:
+    for kind, shares in (("operator", result.by_operator), ("module", result.by_module)):
+        for row in shares[:_MAX_ROWS]:
+            yield f"{kind}/{row.name}/total_us", row.total_us
+            yield f"{kind}/{row.name}/share", row.share

@@ -1,0 +1,48 @@
+"""Runs the flow in a process of its own, as the command line does: `driver.py CONFIG_JSON [HOOKS_JSON]`.
+
+Prints one JSON line at the end: the outcome, or the error. Hooks: `on` = {text: file} makes the file when a progress
+line holds the text; `fake_server` = an executable that stands for the interpreter with Prefect, and `limit_s` how long
+it is waited for; `direct` calls the flow itself.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from perfladder.errors import PerfladderError
+from perfladder.flows import run
+from perfladder.flows.config import ProfilePipelineConfig
+from perfladder.flows.prefect_server import PrefectServer
+
+
+def main(config: dict[str, Any], hooks: dict[str, Any]) -> dict[str, Any]:
+    def tell(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+        for text, file in hooks.get("on", {}).items():
+            if text in line:
+                Path(file).touch()
+
+    if fake := hooks.get("fake_server"):
+        run.find_server = lambda runs_dir, variables: PrefectServer(
+            runs_dir, variables=variables, python=fake, limit_s=hooks["limit_s"]
+        )
+    parsed = ProfilePipelineConfig.model_validate(config)
+    try:
+        if hooks.get("direct"):
+            from perfladder.flows.profile_pipeline import profile_pipeline
+
+            outcome = profile_pipeline(parsed)
+        else:
+            outcome = run.run_profile_pipeline(parsed, tell)
+    except PerfladderError as error:
+        return {"error": str(error), "exit_code": error.exit_code}
+    return outcome.model_dump(mode="json")
+
+
+if __name__ == "__main__":
+    hooks = json.loads(sys.argv[2]) if len(sys.argv) > 2 else {}
+    answer = main(json.loads(sys.argv[1]), hooks)
+    answer["prefect_url_after"] = os.environ.get("PREFECT_API_URL")
+    print(json.dumps(answer), flush=True)

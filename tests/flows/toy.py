@@ -1,0 +1,32 @@
+"""A target that loads quickly: two stages, of which one dominates; it can be told to fail."""
+
+import os
+from pathlib import Path
+
+import torch
+
+
+class Pipeline:
+    def __init__(self, flag: str | None) -> None:
+        torch.manual_seed(0)
+        self.encoder = torch.nn.Linear(64, 64)
+        self.denoiser = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(8)])
+        self.flag = flag
+
+    @torch.no_grad()
+    def __call__(self, fail: bool = False) -> torch.Tensor:
+        if fail or (self.flag and Path(self.flag).exists()):
+            raise ValueError("the toy was told to fail")
+        self.encoder(torch.ones(1, 64))
+        latents = torch.ones(64, 256)
+        for _ in range(4):
+            latents = self.denoiser(latents)
+        return latents
+
+
+def build(flag: str | None = None) -> Pipeline:
+    return Pipeline(flag)
+
+
+def build_nothing() -> Pipeline:
+    raise RuntimeError(f"the toy cannot be built in {os.getpid()}")

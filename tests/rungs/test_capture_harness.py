@@ -1,0 +1,458 @@
+import pytest
+import torch
+from torch import nn
+
+from perfladder.capture.store import read_manifest
+from perfladder.errors import CaptureError, InputError, RungError, WorkloadError
+from perfladder.rungs import capture, harness
+from perfladder.rungs.capture import CaptureRequest, CaptureResult
+from perfladder.rungs.harness import HarnessRequest, HarnessResult
+from perfladder.rungs.stages import Call, StagesResult
+
+
+class Pipe:
+    """Calls its stage a few times, each time with another tensor."""
+
+    def __init__(self, stage, calls=4):
+        self.stage, self.calls = stage, calls
+
+    def __call__(self):
+        x = torch.randn(2, 3, generator=torch.Generator().manual_seed(1))
+        for index in range(self.calls):
+            x = self.use(x, index)
+        return x
+
+    def use(self, x, index):
+        return self.stage(x)
+
+
+@pytest.fixture
+def capture_stage(wrap, tmp_path):
+    def run(pipe, stage="stage", **request) -> CaptureResult:
+        request = {"stage": stage, "folder": str(tmp_path / "capture"), "reference_runs": 2, **request}
+        return capture.measure(wrap(pipe), CaptureRequest(**request))
+
+    return run
+
+
+@pytest.fixture
+def replay(wrap, tmp_path):
+    def run(pipe, **request) -> HarnessResult:
+        return harness.measure(wrap(pipe), HarnessRequest(folder=str(tmp_path / "capture"), repeats=2, **request))
+
+    return run
+
+
+class Linear(nn.Module):
+    def __init__(self):
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.inner = nn.Linear(3, 3)
+
+    def forward(self, x):
+        return torch.tanh(self.inner(x))
+
+
+def test_pure_module_replays_exactly(capture_stage, replay):
+    captured = capture_stage(Pipe(Linear()))
+    assert captured.status == "done"
+    assert (captured.calls_per_run, captured.captured_calls) == (4, [0, 2, 3])
+    assert captured.mutated_inputs == []
+    assert captured.input_signature == {"args.0": "float32 [2, 3] on cpu"}
+    result = replay(Pipe(Linear()))
+    assert (result.parity, [call.index for call in result.calls]) == ("exact", [0, 2, 3])
+    assert not any(call.second_replay_differs for call in result.calls)
+    assert not any("output" in reason for reason in result.unfaithful_because)
+    assert result.signature == {"output": "float32 [2, 3]"}
+    assert [len(call.replayed_ms.values) for call in result.calls] == [2, 2, 2]
+    assert HarnessResult.model_validate_json(result.model_dump_json()) == result
+
+
+def test_other_weights_in_the_replay_are_found(capture_stage, replay):
+    capture_stage(Pipe(Linear()))
+    other = Linear()
+    nn.init.zeros_(other.inner.weight)
+    result = replay(Pipe(other))
+    assert result.parity == "different"
+    assert result.is_faithful is False
+    assert "call 0: output largest error" in result.unfaithful_because[0]
+    assert HarnessResult.model_validate_json(result.model_dump_json()) == result
+
+
+def test_small_error_is_within_tolerance(capture_stage, replay):
+    capture_stage(Pipe(Linear(), calls=1))
+    other = Linear()
+    other.inner.bias.data.mul_(1 + 1e-6)
+    result = replay(Pipe(other, calls=1))
+    assert result.parity == "within_tolerance"
+    assert 0 < result.calls[0].parity.max_rel_error < 1e-5
+
+
+def test_nan_on_one_side_only_is_different_and_can_be_read_back(capture_stage, replay):
+    capture_stage(Pipe(Linear()))
+    other = Linear()
+    other.inner.bias.data[0] = float("nan")
+    result = replay(Pipe(other))
+    assert result.parity == "different"
+    assert HarnessResult.model_validate_json(result.model_dump_json()) == result
+
+
+def test_dropout_in_training_mode_replays_exactly(capture_stage, replay):
+    def build():
+        return Pipe(nn.Dropout(0.5).train())
+
+    assert capture_stage(build()).status == "done"
+    pipe = build()
+    pipe.stage.eval()
+    assert replay(pipe).parity == "exact"
+    assert pipe.stage.training is False, "the flag is put back"
+
+
+def test_random_numbers_of_python_and_numpy_are_restored(capture_stage, replay):
+    class Noise(nn.Module):
+        def forward(self, x):
+            import random
+
+            import numpy as np
+
+            return x + random.random() + np.random.rand() + np.random.randn()
+
+    capture_stage(Pipe(Noise()))
+    assert replay(Pipe(Noise())).parity == "exact"
+
+
+def test_generator_that_is_passed_in_starts_where_it_was(capture_stage, replay):
+    class Noise(nn.Module):
+        def forward(self, x, generator):
+            return x + torch.randn(x.shape, generator=generator)
+
+    class WithGenerator(Pipe):
+        def __call__(self):
+            self.generator = torch.Generator().manual_seed(5)
+            return super().__call__()
+
+        def use(self, x, index):
+            return self.stage(x, generator=self.generator)
+
+    captured = capture_stage(WithGenerator(Noise()))
+    assert captured.mutated_inputs == ["kwargs.generator"], "the stage moved it on"
+    assert replay(WithGenerator(Noise())).parity == "exact"
+
+
+def test_input_that_the_stage_changes_is_named_and_restored(capture_stage, replay):
+    class InPlace(nn.Module):
+        def forward(self, x, cache=None):
+            cache.append(x.sum())
+            return x.mul_(2) + len(cache)
+
+    class WithCache(Pipe):
+        def __call__(self):
+            self.cache = []
+            return super().__call__()
+
+        def use(self, x, index):
+            return self.stage(x, cache=self.cache)
+
+    captured = capture_stage(WithCache(InPlace()))
+    assert {"args.0", "kwargs.cache.0"} <= set(captured.mutated_inputs)
+    result = replay(WithCache(InPlace()))
+    assert result.parity == "exact"
+    assert not any(call.second_replay_differs for call in result.calls)
+
+
+class Scheduler:
+    """A plain object whose every step depends on the steps before it."""
+
+    def __init__(self):
+        self.step_index, self.history, self.sigmas = 0, [], torch.linspace(1, 0, 5)
+
+    def step(self, x):
+        self.history.append(x)
+        self.step_index += 1
+        return x + self.sigmas[self.step_index] * len(self.history)
+
+
+def test_counters_of_a_plain_object_are_restored(capture_stage, replay):
+    class WithScheduler(Pipe):
+        def __call__(self):
+            self.stage.__init__()
+            return super().__call__()
+
+        def use(self, x, index):
+            return self.stage.step(x)
+
+    captured = capture_stage(WithScheduler(Scheduler()), stage="stage.step")
+    assert captured.status == "done"
+    result = replay(WithScheduler(Scheduler()))
+    assert result.parity == "exact"
+    assert not any(call.second_replay_differs for call in result.calls)
+
+
+def test_hidden_state_is_said(capture_stage, replay):
+    class Hidden(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.count = 0
+
+        def forward(self, x):
+            self.count += 1
+            return x + self.count
+
+    capture_stage(Pipe(Hidden()))
+    result = replay(Pipe(Hidden()))
+    assert result.is_faithful is False
+    assert any("keeps state that was not captured" in reason for reason in result.unfaithful_because)
+
+
+def test_stage_that_streams_is_not_applicable(capture_stage):
+    class Streamer(nn.Module):
+        def forward(self, x):
+            yield x
+
+    class Consumer(Pipe):
+        def use(self, x, index):
+            return next(iter(self.stage(x)))
+
+    captured = capture_stage(Consumer(Streamer()))
+    assert captured.status == "not_applicable"
+    assert "streams its output" in str(captured.reason)
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (object(), "kwargs.cache.inner: a builtins.object cannot be stored"),
+        (Call, "cannot be stored"),
+    ],
+)
+def test_opaque_input_is_not_applicable_and_named_by_its_path(capture_stage, tmp_path, value, reason):
+    class Opaque(nn.Module):
+        def forward(self, x, cache):
+            return x
+
+    class WithCache(Pipe):
+        def use(self, x, index):
+            return self.stage(x, cache={"inner": value})
+
+    captured = capture_stage(WithCache(Opaque()))
+    assert captured.status == "not_applicable"
+    assert reason in str(captured.reason)
+    assert not (tmp_path / "capture").exists()
+
+
+def test_input_of_a_class_that_cannot_be_rebuilt_is_not_applicable(capture_stage):
+    from dataclasses import dataclass
+
+    @dataclass
+    class Batch:
+        x: torch.Tensor
+
+    class Unpack(nn.Module):
+        def forward(self, batch):
+            return batch.x
+
+    class WithBatch(Pipe):
+        def use(self, x, index):
+            return self.stage(Batch(x))
+
+    captured = capture_stage(WithBatch(Unpack()))
+    assert captured.status == "not_applicable"
+    assert "args.0: a " in str(captured.reason)
+    assert "no class that a capture may rebuild" in str(captured.reason)
+
+
+def test_stage_that_cannot_be_observed_is_not_applicable(capture_stage):
+    class Slotted:
+        __slots__ = ()
+
+        def step(self, x):
+            return x
+
+    class WithSlotted(Pipe):
+        def use(self, x, index):
+            return self.stage.step(x)
+
+    captured = capture_stage(WithSlotted(Slotted()), stage="stage.step")
+    assert captured.status == "not_applicable"
+    assert "slots" in str(captured.reason)
+
+
+def test_output_that_cannot_be_stored_does_not_stop_the_capture(capture_stage, replay):
+    class Odd(nn.Module):
+        def forward(self, x):
+            return {"x": x, "odd": object()}
+
+    class Unpack(Pipe):
+        def use(self, x, index):
+            return self.stage(x)["x"]
+
+    captured = capture_stage(Unpack(Odd()))
+    assert captured.status == "done"
+    assert "output.odd" in captured.not_stored
+    assert replay(Unpack(Odd())).parity == "exact"
+
+
+def test_stage_that_is_never_called_fails_the_rung(capture_stage):
+    pipe = Pipe(Linear())
+    pipe.unused = Linear()
+    with pytest.raises(RungError, match="'unused' was not called"):
+        capture_stage(pipe, stage="unused")
+
+
+def test_stage_that_does_not_exist_is_wrong_input(capture_stage):
+    with pytest.raises(InputError, match="Did you mean 'stage'"):
+        capture_stage(Pipe(Linear()), stage="stag")
+
+
+def test_budget_drops_later_calls_and_says_so(capture_stage):
+    captured = capture_stage(Pipe(Linear()), max_bytes=1)
+    assert captured.captured_calls == [0]
+    assert [w.code for w in captured.warnings] == ["CAPTURE_BUDGET_REACHED"]
+
+
+def test_grad_mode_and_autocast_of_the_call_are_restored(capture_stage, replay):
+    class Look(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(3, 3)
+
+        def forward(self, x):
+            self.seen = (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu"))
+            return self.inner(x.float())
+
+    class Modes(Pipe):
+        def use(self, x, index):
+            with torch.enable_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+                return self.stage(x)
+
+    torch.manual_seed(0)
+    pipe = Modes(Look())
+    capture_stage(pipe)
+    pipe.stage.seen = None
+    assert replay(pipe).parity == "exact"
+    assert pipe.stage.seen == (True, False, True)
+
+
+def test_inference_mode_of_the_call_is_restored(capture_stage, replay):
+    class Look(nn.Module):
+        def forward(self, x):
+            self.seen = torch.is_inference_mode_enabled()
+            return x + 1
+
+    class Inference(Pipe):
+        @torch.inference_mode()
+        def __call__(self):
+            return super().__call__()
+
+    pipe = Inference(Look())
+    capture_stage(pipe)
+    pipe.stage.seen = None
+    assert replay(pipe).parity == "exact"
+    assert pipe.stage.seen is True
+
+
+def test_another_class_at_the_path_is_refused(capture_stage, replay):
+    capture_stage(Pipe(Linear()))
+    with pytest.raises(CaptureError, match="was captured from a .*Linear, but 'stage' is a .*Dropout here"):
+        replay(Pipe(nn.Dropout()))
+
+
+def test_stage_that_raises_when_replayed_is_the_workloads_failure(capture_stage, replay):
+    capture_stage(Pipe(Linear()))
+    broken = Linear()
+    broken.inner = nn.Linear(5, 5)
+    with pytest.raises(WorkloadError, match="Replaying stage raised"):
+        replay(Pipe(broken))
+
+
+def test_in_pipeline_times_of_every_captured_call_are_kept(capture_stage, tmp_path):
+    capture_stage(Pipe(Linear()), reference_runs=3)
+    manifest = read_manifest(tmp_path / "capture")
+    assert [len(call.in_pipeline_ms) for call in manifest.calls] == [3, 3, 3]
+    assert manifest.stage == "stage"
+
+
+# The rungs in the ladder
+
+
+def context(results, make_workload, tmp_path, broad=None, replayer=None):
+    from perfladder.rungs.base import RungContext
+    from perfladder.workload import WorkloadFile
+
+    return RungContext(
+        file=WorkloadFile(make_workload(), tmp_path),
+        info=None,  # type: ignore[arg-type]
+        broad=broad,  # type: ignore[arg-type]
+        replay=replayer,  # type: ignore[arg-type]
+        results=results,
+        folder=tmp_path,
+    )
+
+
+def test_without_a_dominating_stage_there_is_nothing_to_capture(make_workload, tmp_path):
+    for results in ({}, {"stages": StagesResult(dominating=None)}, {"stages": StagesResult(status="failed")}):
+        assert capture.run(context(results, make_workload, tmp_path)).status == "not_applicable"
+
+
+def test_without_a_capture_the_reason_is_handed_on(make_workload, tmp_path):
+    captured = CaptureResult(status="not_applicable", reason="It streams.")
+    result = harness.run(context({"capture": captured}, make_workload, tmp_path))
+    assert (result.status, result.reason) == ("not_applicable", "It streams.")
+    assert harness.run(context({}, make_workload, tmp_path)).status == "not_applicable"
+
+
+def test_capture_runs_beside_the_target_and_replay_in_the_other_session(make_workload, tmp_path, wrap):
+    from perfladder.session import LocalSession
+
+    broad, replayer = LocalSession(wrap(Pipe(Linear()))), LocalSession(wrap(Pipe(Linear())))
+    results: dict = {"stages": StagesResult(dominating="stage")}
+    results["capture"] = capture.run(context(results, make_workload, tmp_path, broad, replayer))
+    assert results["capture"].status == "done"
+    result = harness.run(context(results, make_workload, tmp_path, None, replayer), HarnessRequest(folder=str(tmp_path), repeats=2))
+    assert result.parity == "exact"
+
+
+# Real schedulers
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+@pytest.mark.parametrize("name", ["DDIMScheduler", "EulerDiscreteScheduler", "UniPCMultistepScheduler", "EulerAncestralDiscreteScheduler"])
+def test_diffusers_scheduler_step_replays_exactly(capture_stage, replay, name):
+    diffusers = pytest.importorskip("diffusers")
+
+    class Sampler:
+        def __init__(self):
+            self.scheduler = getattr(diffusers, name)()
+
+        def __call__(self):
+            self.scheduler.set_timesteps(4)
+            generator = torch.Generator().manual_seed(0)
+            x = torch.randn(1, 2, 4, 4, generator=generator)
+            for t in self.scheduler.timesteps:
+                x = self.scheduler.step(torch.tanh(x), t, self.scheduler.scale_model_input(x, t)).prev_sample
+            return x
+
+    captured = capture_stage(Sampler(), stage="scheduler.step")
+    assert (captured.status, captured.calls_per_run) == ("done", 4)
+    result = replay(Sampler())
+    assert result.parity == "exact"
+    assert not any(call.second_replay_differs for call in result.calls)
+
+
+def test_output_class_of_a_library_is_rebuilt_as_an_input(capture_stage, replay):
+    outputs = pytest.importorskip("diffusers.utils").BaseOutput
+    from dataclasses import make_dataclass
+
+    made = make_dataclass("Latents", [("sample", torch.Tensor)], bases=(outputs,))
+
+    class Unpack(nn.Module):
+        def forward(self, latents):
+            return latents.sample * 2
+
+    class WithOutput(Pipe):
+        def use(self, x, index):
+            return self.stage(made(sample=x))
+
+    assert capture_stage(WithOutput(Unpack())).status == "done"
+    assert replay(WithOutput(Unpack())).parity == "exact"

@@ -1,0 +1,181 @@
+"""A run directory in MLflow, read back with MLflow's own client."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from mlflow.entities import Run
+
+from perfladder.errors import InputError, NotPossibleHereError
+from perfladder.ladder import rung_named
+from perfladder.rundir import RunDirectory
+from perfladder.rungs.stages import StagesResult
+from perfladder.tasks import tracking
+from perfladder.tasks.store import Target
+
+MakeRun = Callable[..., RunDirectory]
+LIMIT = 1 << 20
+
+
+def upload(target: Target, run: RunDirectory, limit: int = LIMIT) -> list[str]:
+    tracking.log_begin(target, run, max_artifact_bytes=limit)
+    failures = [
+        text
+        for entry in run.record.rungs
+        for text in tracking.log_rung(target, run, entry.name, max_artifact_bytes=limit)
+    ]
+    return failures + tracking.log_end(target, run, max_artifact_bytes=limit)
+
+
+def runs_of(target: Target) -> dict[str, Run]:
+    return {run.info.run_name: run for run in target.client.search_runs([target.experiment_id])}
+
+
+def artifacts(target: Target, run: Run) -> set[str]:
+    return {info.path for info in target.client.list_artifacts(run.info.run_id)}
+
+
+def test_a_run_becomes_a_parent_and_a_nested_run_a_rung(target: Target, make_run: MakeRun) -> None:
+    run = make_run()
+    assert upload(target, run) == []
+    found = runs_of(target)
+    parent, stages = found[run.record.run_id], found["1-stages"]
+    assert set(found) == {run.record.run_id, "1-stages", "3-capture"}
+    assert stages.data.tags["mlflow.parentRunId"] == parent.info.run_id
+    assert {run.info.status for run in found.values()} == {"FINISHED"}
+    assert parent.data.params["inputs.text"] == "hello"
+    assert parent.data.params["measured_runs"] == "10"
+    assert parent.data.metrics["latency_p50_ms"] == 10.0
+    assert parent.data.tags["perfladder.exit_code"] == "0"
+    assert parent.info.end_time == 1767323105000
+    assert stages.info.end_time - stages.info.start_time == 1500
+    assert stages.data.metrics["stage/unet/self_ms_p50"] == 5.0
+    assert artifacts(target, parent) == {"report.md", "run.json", "workload.yaml"}
+    assert artifacts(target, stages) == {"metric_names.json", "stages.json"}
+
+
+def test_uploading_again_changes_nothing(target: Target, make_run: MakeRun) -> None:
+    run = make_run(long="y" * 7000)
+    upload(target, run)
+    before = {name: (run.info.run_id, run.data.to_dictionary()) for name, run in runs_of(target).items()}
+    assert upload(target, run) == []
+    assert {name: (run.info.run_id, run.data.to_dictionary()) for name, run in runs_of(target).items()} == before
+    stages_id = before["1-stages"][0]
+    assert len(target.client.get_metric_history(stages_id, "latency_p50_ms")) == 1
+
+
+def test_names_that_mlflow_refuses_are_spelt_and_mapped(target: Target, make_run: MakeRun) -> None:
+    upload(target, make_run())
+    stages = runs_of(target)["1-stages"]
+    assert stages.data.metrics["stage/down_x28_0_x29_/share"] == 0.5
+    import mlflow.artifacts
+
+    names = mlflow.artifacts.load_dict(f"{stages.info.artifact_uri}/metric_names.json")
+    assert names["stage/down_x28_0_x29_/share"] == "stage/down(0)/share"
+
+
+def test_long_values_become_a_digest_and_an_artifact(target: Target, make_run: MakeRun) -> None:
+    text = "é" * 7000
+    run = make_run(long=text)
+    upload(target, run)
+    parent = runs_of(target)[run.record.run_id]
+    value = parent.data.params["inputs.long"]
+    assert value.startswith("sha256:")
+    assert "7000 characters" in value
+    import mlflow.artifacts
+
+    file = value.rpartition("artifact ")[2].rstrip(")")
+    assert mlflow.artifacts.load_text(f"{parent.info.artifact_uri}/{file}") == text
+
+
+def test_captures_and_logs_stay_on_this_machine(target: Target, make_run: MakeRun) -> None:
+    run = make_run()
+    upload(target, run)
+    capture = runs_of(target)["3-capture"]
+    assert artifacts(target, capture) == {"capture.json"}
+    assert "1 files with the pipeline's data stay in" in capture.data.tags["perfladder.not_uploaded"]
+
+
+def test_large_files_are_named_and_kept(target: Target, make_run: MakeRun) -> None:
+    run = make_run()
+    trace = run.path / "1-stages" / "trace.json"
+    trace.write_bytes(b"x" * 9000)
+    upload(target, run, limit=8000)
+    stages = runs_of(target)["1-stages"]
+    assert "trace.json" not in artifacts(target, stages)
+    assert stages.data.tags["perfladder.not_uploaded"].startswith("trace.json: ")
+
+
+def test_links_are_not_followed(target: Target, make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run()
+    secret = tmp_path / "secret.txt"
+    secret.write_text("secret")
+    (run.path / "1-stages" / "link.txt").symlink_to(secret)
+    (run.path / "link.txt").symlink_to(secret)
+    upload(target, run)
+    assert not any("link.txt" in artifacts(target, found) for found in runs_of(target).values())
+
+
+def test_a_failed_rung_and_run_are_failed_in_mlflow(target: Target, make_run: MakeRun) -> None:
+    run = make_run()
+    result = StagesResult(status="failed", reason="it raised", started_at="2026-01-02T03:04:05+00:00")
+    folder = run.rung_folder(1, "stages")
+    run.write_result(folder, "stages", result, "failed", "it raised")
+    run.update(status="failed", exit_code=3, error="it raised")
+    upload(target, run)
+    found = runs_of(target)
+    assert found["1-stages"].info.status == "FAILED"
+    assert found["1-stages"].data.tags["perfladder.reason"] == "it raised"
+    assert found[run.record.run_id].info.status == "FAILED"
+    assert found[run.record.run_id].data.tags["perfladder.error"] == "it raised"
+
+
+def test_a_file_that_is_refused_costs_that_file_only(
+    target: Target, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run()
+    (run.path / "1-stages" / "trace.json").write_bytes(b"x" * 9000)
+    send = target.client.log_artifact
+
+    def refuse(run_id: str, path: str, folder: str | None = None) -> None:
+        if path.endswith("trace.json"):
+            raise OSError("413: too large")
+        send(run_id, path, folder)
+
+    monkeypatch.setattr(target.client, "log_artifact", refuse)
+    assert upload(target, run) == ["trace.json (OSError: 413: too large)"]
+    assert "stages.json" in artifacts(target, runs_of(target)["1-stages"])
+
+
+def test_a_file_that_arrives_in_part_is_noticed(
+    target: Target, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run()
+    monkeypatch.setattr(tracking, "_stored_sizes", lambda *_: {"stages.json": 3})
+    tracking.log_begin(target, run, max_artifact_bytes=LIMIT)
+    (failure,) = tracking.log_rung(target, run, "stages", max_artifact_bytes=LIMIT)
+    assert failure.startswith("stages.json (3 of ")
+
+
+def test_an_old_run_is_uploaded_later(make_run: MakeRun, store_uri: str, tmp_path: Path) -> None:
+    run = make_run()
+    run.update(mlflow_error="MLflow was down")
+    run_id = tracking.upload_run(run.path, store_uri, experiment=tmp_path.name)
+    record = RunDirectory.open(run.path).record
+    assert (record.mlflow_run_id, record.mlflow_tracking_uri, record.mlflow_error) == (run_id, store_uri, None)
+    assert tracking.upload_run(run.path, store_uri, experiment=tmp_path.name) == run_id
+
+
+def test_uploading_no_run_or_to_no_store_says_so(make_run: MakeRun, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is no run"):
+        tracking.upload_run(tmp_path, "sqlite:///x.db")
+    with pytest.raises(NotPossibleHereError, match=r"Nothing is lost: upload again later"):
+        tracking.upload_run(make_run().path, f"sqlite:///{tmp_path}/no/\0/mlflow.db")
+
+
+def test_every_rung_can_be_uploaded_before_it_is_known_how_it_ends(target: Target, make_run: MakeRun) -> None:
+    run = make_run()
+    run.update(status="running", ended_at=None)
+    tracking.log_begin(target, run, max_artifact_bytes=LIMIT)
+    assert runs_of(target)[run.record.run_id].info.status == "RUNNING"
+    assert rung_named("stages").number == 1

@@ -1,0 +1,196 @@
+"""The documentation says what the code does: commands, fields, codes, policy, examples and links."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import re
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import yaml
+from pydantic import BaseModel
+
+import perfladder
+from perfladder import errors, workload
+from perfladder.errors import PerfladderError
+from perfladder.findings import POLICY, Kind
+from perfladder.ladder import RUNGS, climb
+from perfladder.models import Model
+from perfladder.rundir import RunRecord
+from perfladder.rungs.base import Status
+from perfladder.trace.rows import Row
+from perfladder.trace.warnings import WarningCode
+from perfladder.workload import CompileConfig, Media, Metric, Workload, parse_workload
+
+ROOT = Path(__file__).parents[1]
+README, SKILL = ROOT / "README.md", ROOT / "SKILL.md"
+PAGES = [README, SKILL, *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "skills").glob("**/*.md"))]
+SOURCES = [path for folder in ("perfladder", "tasks", "flows") for path in sorted((ROOT / folder).rglob("*.py"))]
+
+
+def blocks(path: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+def table_rows(path: Path) -> list[list[str]]:
+    """Cells of every table row whose first cell is code, as in | `name` | ... |."""
+    lines = [line.strip() for line in path.read_text().splitlines()]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| `")]
+    return [[cells[0].strip("`"), *cells[1:]] for cells in rows]
+
+
+def anchors(path: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", path.read_text(), flags=re.MULTILINE)
+    return {re.sub(r"[^a-z0-9 _-]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def front_matter() -> tuple[dict[str, str], list[str]]:
+    _, header, body = SKILL.read_text().split("---\n", 2)
+    return yaml.safe_load(header), body.splitlines()
+
+
+def workload_example(path: Path) -> dict[str, object]:
+    examples = [data for data in map(yaml.safe_load, blocks(path, "yaml")) if "target" in data]
+    assert len(examples) == 1, f"{path.name} has one whole workload"
+    return examples[0]
+
+
+def test_the_readmes_first_two_commands_install_and_run():
+    assert [block.strip() for block in blocks(README, "bash")] == [
+        'python3 -m venv .venv && .venv/bin/pip install -q ".[all]" && .venv/bin/perfladder demo',
+        'python3 -m venv .venv && .venv/bin/pip install -q -e ".[test]" && .venv/bin/pytest -m "not gpu"',
+    ]
+
+
+@pytest.mark.parametrize("model", [Workload, Media, CompileConfig])
+def test_every_workload_field_is_documented(model):
+    documented = {row[0] for row in table_rows(ROOT / "docs" / "workload.md")}
+    assert set(model.model_fields) <= documented
+
+
+def test_documented_fingerprints_and_defaults_are_those_of_the_code():
+    rows = {row[0]: row for row in table_rows(ROOT / "docs" / "workload.md") if len(row) == 5}
+    assert set(rows) == set(Workload.model_fields)
+    members = {"work": workload._WORK, "configuration": workload._CONFIGURATION, "protocol": workload._PROTOCOL}
+    for name, info in Workload.model_fields.items():
+        fingerprint = next((kind for kind, names in members.items() if name in names), "none")
+        assert rows[name][4] == fingerprint, name
+        if info.is_required():
+            assert rows[name][2] == "required"
+        else:
+            assert yaml.safe_load(rows[name][2].strip("`")) == info.get_default(call_default_factory=True), name
+
+
+def test_warning_codes_in_the_documentation_are_those_in_the_code():
+    used = {code for path in SOURCES for code in re.findall(r"\bcode\s*=\s*\"([A-Z][A-Z_]+)\"", path.read_text())}
+    documented = [row[0] for row in table_rows(ROOT / "docs" / "warnings.md")]
+    assert set(documented) == used | {str(code) for code in WarningCode}
+    assert len(documented) == len(set(documented))
+
+
+@pytest.mark.parametrize("path", [README, SKILL], ids=lambda path: path.name)
+def test_workload_examples_are_valid(path):
+    assert parse_workload(workload_example(path)).target.endswith(".py:build")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", [README, SKILL], ids=lambda path: path.name)
+def test_examples_run(path, tmp_path):
+    example = workload_example(path)
+    code = next(block for block in blocks(path, "python") if "def build(" in block)
+    (tmp_path / str(example["target"]).partition(":")[0]).write_text(code)
+    smaller = {"measured_runs": 2, "warmup_runs": 1, "device": "cpu", "scenarios": {}}
+    (tmp_path / "workload.yaml").write_text(yaml.safe_dump(example | smaller))
+    outcome = climb(tmp_path / "workload.yaml", runs_dir=tmp_path / "runs", until="stages")
+    assert (outcome.status, outcome.exit_code) == ("done", 0)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_internal_links_resolve(path):
+    text = re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" in link:
+            continue
+        name, _, anchor = link.partition("#")
+        target = (path.parent / name).resolve() if name else path
+        assert target.exists(), f"{path.name} links to {link}"
+        if anchor:
+            assert anchor in anchors(target), f"{path.name} links to {link}"
+
+
+def test_every_page_is_in_the_index():
+    index = ROOT / "docs" / "README.md"
+    pages = [page for page in (ROOT / "docs").glob("*.md") if page != index]
+    assert [page.name for page in pages if f"]({page.name})" not in index.read_text()] == []
+
+
+def test_skill_has_a_front_matter_and_fits_its_size():
+    header, body = front_matter()
+    assert set(header) == {"name", "description"}
+    assert header["name"] == "perfladder"
+    assert "Use when" in header["description"]
+    assert len(header["description"]) <= 1024
+    assert 100 <= len(body) <= 200
+
+
+def test_policy_in_the_documentation_is_that_of_the_code():
+    kinds = {row.kind for row in POLICY}
+    documented = [row for row in table_rows(ROOT / "docs" / "ladder.md") if row[0] in kinds and len(row) == 3]
+    assert documented == [[row.kind, ", ".join(f"`{rung}`" for rung in row.skips), row.reason] for row in POLICY]
+
+
+def test_skill_names_what_the_policy_skips():
+    text = " ".join(SKILL.read_text().split())
+    for row in POLICY:
+        clause = re.search(rf"after `{row.kind}` no ([a-z, ]+)", text)
+        assert clause is not None, row.kind
+        assert tuple(name.strip() for name in clause[1].split(",")) == row.skips
+
+
+def test_every_rung_has_its_rows():
+    ladder = (ROOT / "docs" / "ladder.md").read_text()
+    for rung in RUNGS:
+        assert f"| {rung.number} `{rung.name}` | {rung.question} |" in ladder
+        assert f"| {rung.number} {rung.name} |" in README.read_text()
+        assert rung.name in SKILL.read_text()
+
+
+@pytest.mark.parametrize("path", [README, SKILL], ids=lambda path: path.name)
+def test_every_exit_code_is_named(path):
+    kinds = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, PerfladderError)]
+    section = path.read_text().split("xit codes", 1)[1]
+    for code in {0, 1, 130, *(kind.exit_code for kind in kinds)}:
+        assert re.search(rf"(\| |[:;] ){code}( \||:? )", section), code
+
+
+def all_models() -> list[type[BaseModel]]:
+    for module in pkgutil.walk_packages(perfladder.__path__, "perfladder."):
+        if module.name.split(".")[1] not in ("tasks", "flows", "workloads", "worker", "guard"):
+            importlib.import_module(module.name)
+    found, queue = [], [*Model.__subclasses__(), *Row.__subclasses__()]
+    while queue:
+        found.append(queue.pop())
+        queue += found[-1].__subclasses__()
+    return found
+
+
+def test_every_result_field_is_in_the_run_directory_page():
+    text = (ROOT / "docs" / "run-directory.md").read_text()
+    named = set(re.findall(r"`(?:[a-z_]+\[?\]?\.)*([a-z_0-9]+)(?:\[\])?`", text))
+    for rung in RUNGS:
+        assert set(rung.result_type.model_fields) <= named, rung.name
+    assert set(RunRecord.model_fields) <= named
+
+
+def test_names_in_the_skill_exist():
+    fields = {name for model in all_models() for name in model.model_fields}
+    known = fields | set(get_args(Kind)) | set(get_args(Metric)) | set(get_args(Status)) | {"leaf_operators"}
+    known |= {"within_tolerance", "not_replayable"}
+    text = re.sub(r"^```.*?^```$", "", SKILL.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for quoted in re.findall(r"`([^`]+)`", text):
+        for name in re.findall(r"[a-z]+(?:_[a-z0-9]+)+", quoted):
+            is_file = re.search(rf"{name}\.(py|yaml|json)", quoted) or quoted.startswith(("call: ", "aten::"))
+            assert is_file or name in known, name
