@@ -81,3 +81,16 @@ def compiled_original(module: torch.nn.Module) -> torch.nn.Module | None:
 def has_compiled_forward(module: torch.nn.Module) -> bool:
     """Whether somebody put a compiled function in the place of this module's `forward`."""
     return getattr(module.__dict__.get("forward"), "_torchdynamo_orig_callable", None) is not None
+
+
+def allocator_bytes() -> tuple[int, int]:
+    """Return what the accelerator's allocator holds now and at most since its peak was reset.
+
+    The public calls flatten a table of some 160 numbers each time, 250 us against 15 us (torch 2.11, H200).
+    """
+    try:
+        stats = torch._C._accelerator_getDeviceStats(torch.accelerator.current_device_index())
+        allocated = stats["allocated_bytes"]["all"]
+        return int(allocated["current"]), int(allocated["peak"])
+    except (AttributeError, KeyError, TypeError):
+        return int(torch.accelerator.memory_allocated()), int(torch.accelerator.max_memory_allocated())

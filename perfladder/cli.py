@@ -33,9 +33,15 @@ app = typer.Typer(
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, and nothing else there.")]
 Out = Annotated[Path, typer.Option("--out", help="Folder that run directories are made in.")]
 Plain = Annotated[bool, typer.Option("--plain", help="Run directory only: no Prefect server, no MLflow store.")]
-Until = Annotated[str, typer.Option("--until", help="Last rung to climb: stages, capture, regions, harness or kernels.")]
-TrackingUri = Annotated[str | None, typer.Option("--tracking-uri", help="MLflow tracking URI; by default a SQLite store in --out.")]
-Set = Annotated[list[str] | None, typer.Option("--set", help="Change a workload field, as in --set measured_runs=20 (repeatable).")]
+Until = Annotated[
+    str, typer.Option("--until", help="Last rung to climb: stages, capture, regions, harness or kernels.")
+]
+TrackingUri = Annotated[
+    str | None, typer.Option("--tracking-uri", help="MLflow tracking URI; by default a SQLite store in --out.")
+]
+Set = Annotated[
+    list[str] | None, typer.Option("--set", help="Change a workload field, as in --set measured_runs=20 (repeatable).")
+]
 
 _DEFAULT_OUT = Path("runs")
 
@@ -66,7 +72,10 @@ def demo(as_json: Json = False, out: Out = _DEFAULT_OUT, plain: Plain = False) -
 
 @app.command()
 def run(
-    workload: Annotated[str, typer.Argument(help="A workload file (YAML), or a built-in: diffusion, diffusion-sd15, embedding, streaming.")],
+    workload: Annotated[
+        str,
+        typer.Argument(help="A workload file (YAML), or a built-in: diffusion, diffusion-sd15, embedding, streaming."),
+    ],
     as_json: Json = False,
     out: Out = _DEFAULT_OUT,
     plain: Plain = False,
@@ -98,7 +107,8 @@ def report(
 @app.command()
 def attribute(
     traces: Annotated[
-        list[str], typer.Argument(metavar="TRACE...", help="Files of torch.profiler or Kineto, plain or gzip; one a rank.")
+        list[str],
+        typer.Argument(metavar="TRACE...", help="Files of torch.profiler or Kineto, plain or gzip; one a rank."),
     ],
     as_json: Json = False,
     limit: Annotated[int, typer.Option("--limit", min=1, help="Rows of each table.")] = 30,
@@ -199,7 +209,11 @@ def _errors(as_json: bool) -> Iterator[None]:
         yield
     except PerfladderError as error:
         if as_json:
-            print(json.dumps({"error": {"type": type(error).__name__, "message": str(error), "exit_code": error.exit_code}}))
+            print(
+                json.dumps(
+                    {"error": {"type": type(error).__name__, "message": str(error), "exit_code": error.exit_code}}
+                )
+            )
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(error.exit_code) from None
 

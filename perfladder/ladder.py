@@ -16,6 +16,7 @@ from typing import Any, Literal, Self
 
 from perfladder.device_lock import device_lock
 from perfladder.errors import InputError, PerfladderError, RungError
+from perfladder.files import write_atomically
 from perfladder.findings import Finding, collect_findings, rungs_to_skip
 from perfladder.models import Model
 from perfladder.rundir import RunDirectory, RunStatus, read_model
@@ -116,7 +117,9 @@ class _LazySession:
             if not self._is_loading:
                 self.begin_load()
             self._is_loading = False
-            self.info = self.start().result(load, timeout_s=timeout_s)
+            # The child that was asked, even if it has died meanwhile: its answer is then why.
+            assert self._session is not None
+            self.info = self._session.result(load, timeout_s=timeout_s)
             self._is_loaded = True
         assert self._session is not None
         return self._session
@@ -183,8 +186,8 @@ class Climb:
             self._broad.begin_load()
             if len(self.rungs) > 1:
                 self._replay.begin_preload()
-        except BaseException:
-            self.close()
+        except BaseException as error:
+            self.__exit__(type(error), error, error.__traceback__)
             raise
         return self
 
@@ -215,7 +218,7 @@ class Climb:
         self._broad.loaded()
         self._replay.finish_preload()
         info = self.info
-        (self.run.path / "environment.json").write_text(info.model_dump_json(indent=1))
+        write_atomically(self.run.path / "environment.json", info.model_dump_json(indent=1))
         return info
 
     @property

@@ -227,7 +227,11 @@ class Session:
         with open(self.log_path, "rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
             text = log.read(_TAIL_BYTES).decode(errors="replace")
-        lines = [line[:_MAX_LINE] for line in text.splitlines() if line.strip()][-_LOG_TAIL_LINES:]
+        lines = [line[-_MAX_LINE:] for line in text.splitlines() if line.strip()]
+        fatal = next((n for n, line in reversed(list(enumerate(lines))) if line.startswith("Fatal Python error")), None)
+        # The fault handler lists the innermost frames first: those say more than the end of its list.
+        end = len(lines) if fatal is None else fatal + _LOG_TAIL_LINES // 2
+        lines = lines[:end][-_LOG_TAIL_LINES:]
         if not lines:
             return "It printed nothing."
         return f"Its last output ({self.log_path}):\n" + "\n".join(f"  {line}" for line in lines)

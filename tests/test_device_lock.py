@@ -63,5 +63,8 @@ def test_an_error_inside_frees_the_device(tmp_path):
 
 def test_no_place_for_locks_is_said(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(NotPossibleHereError, match="Set TMPDIR"), device_lock("cpu", folder=tmp_path / "file" / "locks"):
+    with (
+        pytest.raises(NotPossibleHereError, match="Set TMPDIR"),
+        device_lock("cpu", folder=tmp_path / "file" / "locks"),
+    ):
         pass

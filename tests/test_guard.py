@@ -1,4 +1,4 @@
-"""The guard alone, around small commands: nothing that a command starts outlives the command, the guard or the parent."""
+"""The guard around small commands: nothing that a command starts outlives the command, the guard or the parent."""
 
 import os
 import signal
@@ -180,7 +180,8 @@ def test_command_inherits_what_was_passed_on_but_not_the_lifeline(guarded):
 PARENT = """
 import os, subprocess, sys, time
 read, write = os.pipe()
-subprocess.Popen([sys.executable, "-I", "-S", {guard!r}, str(read), sys.executable, "-S", "-c", {family!r}], pass_fds=(read,))
+command = [sys.executable, "-S", "-c", {family!r}]
+subprocess.Popen([sys.executable, "-I", "-S", {guard!r}, str(read), *command], pass_fds=(read,))
 if {forks}:
     # A forked child holds a copy of the lifeline open.
     if os.fork() == 0:

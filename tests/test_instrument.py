@@ -77,7 +77,7 @@ class Pipe:
     def chunks(self, n):
         received = []
         for index in range(n):
-            received.append((yield index))  # noqa: PERF401
+            received.append((yield index))
         return received
 
     async def fetch(self, value):
@@ -236,7 +236,7 @@ def test_recursive_module_closes_the_innermost_call_first(log):
 
 
 def test_scripted_module_is_observed_or_named(log):
-    with pytest.warns(DeprecationWarning):
+    with pytest.warns(DeprecationWarning, match="deprecated"):
         scripted = torch.jit.script(nn.ReLU())
     with instrument([Site("s", scripted)], log) as state:
         scripted(X)
@@ -617,7 +617,7 @@ def test_pipeline_inside_a_wrapper_is_opened():
             self.pipe = Pipe()
             self.me = self
 
-    assert [path for path, _ in named_modules_of(Wrapper())][0] == "pipe.net"
+    assert named_modules_of(Wrapper())[0][0] == "pipe.net"
 
 
 def test_stages_of_a_bare_module_are_its_children_with_lists_opened():

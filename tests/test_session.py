@@ -218,7 +218,10 @@ def test_hang_while_loading_ends_at_the_deadline(start):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("act", "expected"),
-    [("exit_at_once", "it exited with code 3"), ("be_killed", "killed by SIGKILL, as the kernel does when memory runs out")],
+    [
+        ("exit_at_once", "it exited with code 3"),
+        ("be_killed", "killed by SIGKILL, as the kernel does when memory runs out"),
+    ],
 )
 def test_sudden_end_is_a_crash_with_its_reason(start, act, expected):
     with pytest.raises(WorkloadCrashError, match=expected):

@@ -46,11 +46,14 @@ def test_file_named_like_another_module_hides_none(filename, tmp_path, write_tar
 
 
 def test_file_is_imported_once_over_preload_load_and_call(tmp_path, write_target):
-    source = ADDER + """
+    source = (
+        ADDER
+        + """
     from pathlib import Path
     with open(Path(__file__).with_name("count"), "a") as file:
         file.write("x")
     """
+    )
     file = write_target(tmp_path, source, call="pipe.py:twice", inputs={"x": 1})
     loaded = LoadedTarget(file.workload, file.base_dir)
     loaded.preload()
@@ -149,7 +152,7 @@ def test_error_inside_a_library_shows_the_users_line_too(load_target):
 
 @pytest.mark.parametrize("statement", ["raise SystemExit(3)", "import asyncio; raise asyncio.CancelledError"])
 def test_factory_that_exits_is_the_workloads_failure(load_target, statement):
-    with pytest.raises(WorkloadError, match="The factory pipe.py:build raised"):
+    with pytest.raises(WorkloadError, match=r"The factory pipe.py:build raised"):
         load_target(f"def build():\n    {statement}\n")
 
 
@@ -259,7 +262,7 @@ def test_object_that_cannot_be_called_is_refused(load_target):
 
 
 def test_call_that_is_not_there_suggests_a_near_name(load_target):
-    with pytest.raises(InputError, match="call: the target .* has no 'scald'. Did you mean 'scaled'"):
+    with pytest.raises(InputError, match=r"call: the target .* has no 'scald'. Did you mean 'scaled'"):
         load_target(ADDER, call="scald")
 
 
@@ -269,7 +272,7 @@ def test_call_of_what_is_no_method_is_refused(load_target):
 
 
 def test_unknown_input_suggests_a_near_name_before_anything_runs(load_target):
-    with pytest.raises(InputError, match="inputs: the target's scaled does not accept.*Did you mean 'factor'"):
+    with pytest.raises(InputError, match=r"inputs: the target's scaled does not accept.*Did you mean 'factor'"):
         load_target(ADDER, call="scaled", inputs={"facter": 1})
 
 
@@ -279,12 +282,12 @@ def test_missing_input_is_named(load_target):
 
 
 def test_inputs_of_a_scenario_are_checked_under_its_name(load_target):
-    with pytest.raises(InputError, match="scenarios.big: the target"):
+    with pytest.raises(InputError, match=r"scenarios.big: the target"):
         load_target(ADDER, scenarios={"big": {"z": 1}})
 
 
 def test_inputs_of_a_module_are_checked_against_its_forward(wrap):
-    with pytest.raises(InputError, match="inputs: the target does not accept.*Did you mean 'input'"):
+    with pytest.raises(InputError, match=r"inputs: the target does not accept.*Did you mean 'input'"):
         wrap(torch.nn.Linear(2, 2), inputs={"inputs": 1})
 
 

@@ -134,7 +134,7 @@ def test_bad_file_is_one_message_with_the_path(write, content, expected):
 
 
 def test_absent_file_suggests_built_in_names():
-    with pytest.raises(InputError, match="no built-in workload of that name. Did you mean 'diffusion'"):
+    with pytest.raises(InputError, match=r"no built-in workload of that name. Did you mean 'diffusion'"):
         load_workload("difusion")
 
 
@@ -183,7 +183,9 @@ PROTOCOL = {"metric", "items_per_call", "media", "stages", "warmup_runs", "measu
 def test_each_field_lands_in_its_own_fingerprint(field):
     before = Fingerprints.of(parse_workload(MINIMAL))
     after = Fingerprints.of(parse_workload({**MINIMAL, field: CHANGES[field]}))
-    changed = {n for n in ("work", "configuration", "protocol") if getattr(before, n).digest != getattr(after, n).digest}
+    changed = {
+        n for n in ("work", "configuration", "protocol") if getattr(before, n).digest != getattr(after, n).digest
+    }
     groups = {"work": WORK, "configuration": CONFIGURATION, "protocol": PROTOCOL}
     assert changed == {name for name, fields in groups.items() if field in fields}
 

@@ -19,9 +19,9 @@ from perfladder.models import ResultWarning
 from perfladder.profiling.assemble import assemble
 from perfladder.profiling.data import Config, Input
 from perfladder.profiling.discover import Sites, find_sites
-from perfladder.profiling.prebound import find_prebound
+from perfladder.profiling.prebound import prebound_warnings
 from perfladder.profiling.view import render
-from perfladder.profiling.warnings import ProfileWarningCode, list_names, warn
+from perfladder.profiling.warnings import ProfileWarningCode, warn
 from perfladder.profiling.window import Call, check_no_profiler, profile_runs
 from perfladder.target import consume
 from perfladder.trace import record
@@ -180,10 +180,7 @@ def _timed(call: Call, num_runs: int) -> list[float]:
 def _warnings_before(
     obj: Any, sites: Sites, inference_function: Callable[..., Any] | None, warmup_runs: int
 ) -> list[ResultWarning]:
-    code, found = ProfileWarningCode, []
-    if prebound := find_prebound(obj, sites, inference_function):
-        message = f"Taken before profiling, so that calls through it are not seen: {list_names(prebound)}."
-        found.append(warn(code.PREBOUND_METHOD, message))
+    code, found = ProfileWarningCode, prebound_warnings(obj, sites, inference_function)
     if not warmup_runs:
         found.append(warn(code.NO_UNPROFILED_RUNS, "warmup_runs is 0: there is no unprofiled time to compare with."))
     if record.has_profiled_before:

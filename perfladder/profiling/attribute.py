@@ -10,6 +10,7 @@ from perfladder.profiling.view import render
 from perfladder.profiling.warnings import trace_warnings
 from perfladder.trace.attribution import attribute
 from perfladder.trace.kernels import KernelSummary, list_kernels, summarize_kernels
+from perfladder.trace.labels import RUN_KIND
 from perfladder.trace.model import Trace
 from perfladder.trace.operators import OperatorRow, operator_table, top_operators
 from perfladder.trace.regions import RegionReport, report_regions
@@ -37,7 +38,8 @@ class TraceAnalysis(Model):
         annotations: Spans that the program named (`record_function`, `ProfilerStep`), host and device rows apart.
         idle: Why the devices were idle over the whole window; None without device work.
         timeline: Devices, streams, copies, communication and its overlap with compute.
-        regions: Runs and regions by perfladder's own labels; None if the file has none.
+        regions: Runs and regions by perfladder's own labels, or in a foreign trace by the profiler's steps and the
+            program's annotations; None if there is neither.
         warnings: What a reader must know.
     """
 
@@ -94,10 +96,12 @@ def analyse_trace(path: str | Path, *, limit: int = 30) -> TraceAnalysis:
     """
     trace = Trace.read(path)
     attribution = attribute(trace)
-    table = list_kernels(trace, attribution)
+    # A trace of ours also holds a warm-up and the gaps between runs; of anyone else's everything counts.
+    is_ours = any(label is not None and label.kind == RUN_KIND for label in trace.labels)
+    table = list_kernels(trace, attribution, only_runs=is_ours)
     report = report_regions(trace, attribution)
-    timeline = report_timeline(trace)
-    rows = operator_table(trace)
+    timeline = report_timeline(trace, attribution)
+    rows = operator_table(trace, only_runs=is_ours, attribution=attribution)
     has_labels = any(label is not None for label in trace.labels)
     found = [*trace.warnings, *(w for w in report.warnings if has_labels or w.code != WarningCode.NO_RUNS)]
     return TraceAnalysis(
@@ -114,7 +118,7 @@ def analyse_trace(path: str | Path, *, limit: int = 30) -> TraceAnalysis:
         annotations=_annotations(rows, limit),
         idle=split_window_idle(trace, HostParts(trace, attribution)),
         timeline=timeline,
-        regions=report if has_labels else None,
+        regions=report if report.runs or report.region_tree else None,
         warnings=[*trace_warnings(found), *trace_warnings(timeline.warnings)],
     )
 

@@ -132,7 +132,7 @@ def _call_site(part: Part) -> Site:
 
 
 def method_names(module: nn.Module) -> list[str]:
-    """Plain functions that the class hierarchy adds to `nn.Module` and its containers, without dunders and `forward`."""
+    """Plain functions that the classes add to `nn.Module` and its containers, without dunders and `forward`."""
     names: dict[str, None] = {}
     for cls in type(module).__mro__:
         if cls not in nn.Module.__mro__ and cls.__module__ != _CONTAINERS:

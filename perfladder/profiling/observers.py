@@ -52,33 +52,22 @@ class Annotator(Observer):
 class MemoryMeter(Protocol):
     """What the allocator of a device tells, in bytes."""
 
-    def allocated_bytes(self) -> int:
-        """Return what is allocated now."""
-
-    def peak_bytes(self) -> int:
-        """Return the most that was allocated since `reset`."""
+    def read(self) -> tuple[int, int]:
+        """Return what is allocated now, and the most since `reset`."""
 
     def reset(self) -> None:
-        """Begin anew."""
+        """Begin a new peak."""
 
 
 class AcceleratorMemory:
     """The allocator of torch's current accelerator device. Its peak statistics are reset, which nobody can undo."""
 
-    def allocated_bytes(self) -> int:
-        """Return what is allocated now."""
-        import torch
-
-        return int(torch.accelerator.memory_allocated())
-
-    def peak_bytes(self) -> int:
-        """Return the most that was allocated since `reset`."""
-        import torch
-
-        return int(torch.accelerator.max_memory_allocated())
+    def read(self) -> tuple[int, int]:
+        """Return what is allocated now, and the most since `reset`."""
+        return _torch_private.allocator_bytes()
 
     def reset(self) -> None:
-        """Begin anew."""
+        """Begin a new peak."""
         import torch
 
         torch.accelerator.reset_peak_memory_stats()
@@ -96,6 +85,10 @@ class Peak:
 class _OpenCall:
     start_bytes: int
     peak_bytes: int = 0
+
+    def reach(self, peak_bytes: int) -> None:
+        """Note a peak that was seen during the call."""
+        self.peak_bytes = max(self.peak_bytes, peak_bytes)
 
 
 class MemoryObserver(Observer):
@@ -117,9 +110,11 @@ class MemoryObserver(Observer):
         """Keep what the outer call has reached, and begin anew for this one."""
         if threading.get_ident() != self._thread:
             return None
-        self._keep_peak()
+        allocated_bytes, peak_bytes = self._meter.read()
+        if self._open:
+            self._open[-1].reach(peak_bytes)
         self._meter.reset()
-        call = _OpenCall(self._meter.allocated_bytes())
+        call = _OpenCall(allocated_bytes)
         self._open.append(call)
         return call
 
@@ -127,16 +122,12 @@ class MemoryObserver(Observer):
         """Note this call's peak and hand it to the outer call."""
         if token is None or not self._open:
             return
-        self._keep_peak()
+        token.reach(self._meter.read()[1])
         self._open.pop()
         if self._open:
-            self._open[-1].peak_bytes = max(self._open[-1].peak_bytes, token.peak_bytes)
+            self._open[-1].reach(token.peak_bytes)
         known = self.peaks.get(site.path, Peak(0, 0))
         self.peaks[site.path] = Peak(
             peak_bytes=max(known.peak_bytes, token.peak_bytes),
             increase_bytes=max(known.increase_bytes, token.peak_bytes - token.start_bytes),
         )
-
-    def _keep_peak(self) -> None:
-        if self._open:
-            self._open[-1].peak_bytes = max(self._open[-1].peak_bytes, self._meter.peak_bytes())

@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
+from perfladder.models import ResultWarning
 from perfladder.profiling.discover import Part, Sites
+from perfladder.profiling.warnings import SHOWN, ProfileWarningCode, warn
 
 _MAX_DEPTH = 2
 _MAX_ITEMS = 1000
@@ -30,6 +32,15 @@ def find_prebound(obj: Any, sites: Sites, function: Callable[..., Any] | None) -
         for path in _bound(value, targets, owner):
             found.setdefault(f"{where} is {path}")
     return list(found)
+
+
+def prebound_warnings(obj: Any, sites: Sites, function: Callable[..., Any] | None = None) -> list[ResultWarning]:
+    """Return a warning that names what `find_prebound` finds, if there is any."""
+    found = find_prebound(obj, sites, function)
+    if not found:
+        return []
+    message = f"Taken before profiling, so that calls through it are not seen: {', '.join(found[:SHOWN])}."
+    return [warn(ProfileWarningCode.PREBOUND_METHOD, message)]
 
 
 def _references(

@@ -133,7 +133,9 @@ def build_report(run_dir: Path) -> Report:
     results = load_results(run)
     environment_path = run.path / "environment.json"
     environment = read_model(environment_path, LoadedInfo) if environment_path.exists() else None
-    workload = parse_workload(yaml.safe_load((run.path / "workload.yaml").read_text()), what=f"{run.path}/workload.yaml")
+    workload = parse_workload(
+        yaml.safe_load((run.path / "workload.yaml").read_text()), what=f"{run.path}/workload.yaml"
+    )
     stages = _done(results, StagesResult)
     findings = collect_findings(workload, environment, results) if environment else []
     return Report(

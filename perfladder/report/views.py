@@ -41,7 +41,9 @@ def _templates() -> Environment:
         keep_trailing_newline=True,
         autoescape=False,
     )
-    environment.filters.update(ms=_ms, us=_us, percent=_percent, gib=_gib, cell=_cell, short=_short, first_line=_first_line)
+    environment.filters.update(
+        ms=_ms, us=_us, percent=_percent, gib=_gib, cell=_cell, short=_short, first_line=_first_line
+    )
     return environment
 
 

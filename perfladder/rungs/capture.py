@@ -11,7 +11,7 @@ from pydantic import Field
 
 from perfladder.capture.compare import Encoded, compare_values
 from perfladder.capture.records import not_rebuildable, record_types
-from perfladder.capture.store import CallContext, CapturedCall, Manifest, write_capture
+from perfladder.capture.store import MANIFEST, TENSORS, CallContext, CapturedCall, Manifest, write_capture
 from perfladder.capture.values import Encoder, Node, leaves
 from perfladder.errors import RungError
 from perfladder.instrument import Observer, Site, instrument, resolve_site
@@ -100,7 +100,9 @@ def run(context: RungContext, request: CaptureRequest | None = None) -> CaptureR
     if stages is None or stages.dominating is None:
         return CaptureResult(status="not_applicable", reason="No stage dominates, so there is none to replay alone.")
     request = request or CaptureRequest(stage=stages.dominating, folder=str(context.folder))
-    return context.broad.call(measure, request, timeout_s=context.workload.timeout_s)
+    result = context.broad.call(measure, request, timeout_s=context.workload.timeout_s)
+    # Relative to the run, so that a run directory can be moved.
+    return result.model_copy(update={"folder": context.folder.name}) if result.folder else result
 
 
 def measure(loaded: LoadedTarget, request: CaptureRequest) -> CaptureResult:
@@ -179,6 +181,7 @@ def _write(
     return result.model_copy(
         update={
             "folder": request.folder,
+            "artifacts": {"manifest": MANIFEST, "tensors": TENSORS},
             "captured_calls": [call.index for call in calls],
             "input_signature": _signature(calls[0]),
             "mutated_inputs": sorted({path for call in calls for path in call.mutated}),

@@ -27,7 +27,7 @@ from perfladder.target import LoadedTarget, user_code
 _NS_PER_MS = 1e6
 _WARMUP_REPEATS = 3
 TIMING_TOLERANCE = 0.05
-"""A replay is faithful in time when the interval of its ratio to the pipeline reaches into 1 +- this."""
+"""A replay is faithful in time when its ratio to the pipeline is within 1 +- this, and not when its interval lies outside."""
 
 
 class HarnessRequest(Model):
@@ -66,8 +66,8 @@ class HarnessResult(RungResult):
     parity: Literal["exact", "within_tolerance", "different"] | None = None
     timing_ratio: float | None = Field(default=None, description="Replayed over in-pipeline time, medians.")
     timing_ratio_interval: Interval | None = None
-    is_timing_faithful: bool | None = None
-    is_faithful: bool | None = None
+    is_timing_faithful: bool | None = Field(default=None, description="None where the interval cannot tell.")
+    is_faithful: bool | None = Field(default=None, description="Same output and same duration; None if undecided.")
     unfaithful_because: list[str] = []
 
 
@@ -169,7 +169,7 @@ def run(context: RungContext, request: HarnessRequest | None = None) -> HarnessR
     if captured is None or captured.folder is None:
         reason = next((r.reason for r in context.results.values() if isinstance(r, CaptureResult)), None)
         return HarnessResult(status="not_applicable", reason=reason or "There is no capture to replay.")
-    request = request or HarnessRequest(folder=captured.folder)
+    request = request or HarnessRequest(folder=str(context.folder.parent / captured.folder))
     return context.replay.call(measure, request, timeout_s=context.workload.timeout_s)
 
 
@@ -188,7 +188,7 @@ def measure(loaded: LoadedTarget, request: HarnessRequest) -> HarnessResult:
     in_pipeline = np.sum([call.in_pipeline_ms.values for call in calls], axis=0)
     interval = bootstrap_interval(ratio_of_medians, replayed.tolist(), in_pipeline.tolist())
     ratio = float(np.median(replayed) / np.median(in_pipeline))
-    is_timing_faithful = interval.low <= 1 + TIMING_TOLERANCE and interval.high >= 1 - TIMING_TOLERANCE
+    is_timing_faithful = judge_timing(ratio, interval)
     verdicts = [call.parity.verdict for call in calls]
     parity = next(v for v in ("different", "within_tolerance", "exact") if v in verdicts)
     reasons = _reasons(calls, ratio, is_timing_faithful)
@@ -200,10 +200,18 @@ def measure(loaded: LoadedTarget, request: HarnessRequest) -> HarnessResult:
         timing_ratio=ratio,
         timing_ratio_interval=interval,
         is_timing_faithful=is_timing_faithful,
-        is_faithful=not reasons,
+        is_faithful=False if reasons else is_timing_faithful,
         unfaithful_because=reasons,
         warnings=_version_warnings(replay.manifest),
     )
+
+
+def judge_timing(ratio: float, interval: Interval) -> bool | None:
+    """Whether a replay takes as long as the pipeline's calls did; None if the samples cannot tell."""
+    if abs(ratio - 1) <= TIMING_TOLERANCE:
+        return True
+    is_outside = interval.low > 1 + TIMING_TOLERANCE or interval.high < 1 - TIMING_TOLERANCE
+    return False if is_outside else None
 
 
 def _replay_call(replay: Replay, call: CapturedCall, repeats: int) -> CallReplay:
@@ -234,7 +242,7 @@ def compare(captured: Node, output: Any, replay: Replay) -> Parity:
     )
 
 
-def _reasons(calls: list[CallReplay], ratio: float, is_timing_faithful: bool) -> list[str]:
+def _reasons(calls: list[CallReplay], ratio: float, is_timing_faithful: bool | None) -> list[str]:
     reasons = []
     different = [call for call in calls if call.parity.verdict == "different"]
     if different:
@@ -246,7 +254,7 @@ def _reasons(calls: list[CallReplay], ratio: float, is_timing_faithful: bool) ->
         reasons.append(
             "A second replay gives another output than the first: the stage keeps state that was not captured."
         )
-    if not is_timing_faithful:
+    if is_timing_faithful is False:
         change = "faster" if ratio < 1 else "slower"
         reasons.append(
             f"Alone it is {abs(1 - ratio):.0%} {change} than in the pipeline: caches, allocator state or clocks differ "

@@ -33,7 +33,9 @@ class KernelsRequest(Model):
     folder: str
     trace_path: str
     repeats: int = Field(default=3, gt=0, description="Profiled repeats of the captured call in the middle.")
-    unprofiled_ms: float | None = Field(default=None, description="Median of that call without the profiler, from rung 3.")
+    unprofiled_ms: float | None = Field(
+        default=None, description="Median of that call without the profiler, from rung 3."
+    )
 
 
 class Share(Model):
@@ -74,7 +76,7 @@ def run(context: RungContext, request: KernelsRequest | None = None) -> KernelsR
         return KernelsResult(status="not_applicable", reason="There is no replay to attribute kernels in.")
     middle = harness.calls[len(harness.calls) // 2]
     request = request or KernelsRequest(
-        folder=captured.folder,
+        folder=str(context.folder.parent / captured.folder),
         trace_path=str(context.folder / TRACE_FILE),
         unprofiled_ms=middle.replayed_ms.summary.p50,
     )

@@ -12,6 +12,7 @@ from pydantic import Field
 
 from perfladder.models import Model
 from perfladder.profiling.discover import find_sites
+from perfladder.profiling.prebound import prebound_warnings
 from perfladder.profiling.window import Call, profile_runs
 from perfladder.rungs.base import RungContext, RungResult
 from perfladder.rungs.stages import StagesResult
@@ -119,7 +120,7 @@ def measure(loaded: LoadedTarget, request: RegionsRequest) -> RegionsResult:
         num_events=profiled.trace.num_events,
         analysis_s=profiled.analysis_s,
         artifacts={"trace": compress_large(path).name},
-        warnings=profiled.warnings,
+        warnings=[*prebound_warnings(loaded.obj, sites), *profiled.warnings],
     )
 
 

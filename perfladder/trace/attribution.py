@@ -8,11 +8,12 @@ from typing import Final
 
 import numpy as np
 
-from perfladder.trace.labels import FUNCTION_KIND, GC_KIND, RUN_KIND, WARMUP_KIND, Label
+from perfladder.trace.labels import FUNCTION_KIND, GC_KIND, RUN_KIND, STEP_KIND, WARMUP_KIND, Label
 from perfladder.trace.model import ABSENT, BoolArray, Category, IntArray, Trace
 from perfladder.trace.nesting import ROOT, Forest
 
-_SPECIAL_KINDS: Final = frozenset({RUN_KIND, GC_KIND, FUNCTION_KIND, WARMUP_KIND})
+_RUN_KINDS: Final = (RUN_KIND, STEP_KIND)
+_SPECIAL_KINDS: Final = frozenset({*_RUN_KINDS, GC_KIND, FUNCTION_KIND, WARMUP_KIND})
 MANAGED_KINDS: Final = frozenset({"aot_module", "jit_module"})
 """Kinds of regions that a surrounding region does not swallow in the flat set: the surrounding one is entered."""
 NONE: Final = -1
@@ -25,6 +26,8 @@ class Attribution:
     Arrays over device work have one entry for each one of `trace.device_join`.
 
     Attributes:
+        labels: For each name of the trace, the label that regions and runs are told by: ours, or, in a trace that holds
+            none of ours, what its `record_function` spans stand for.
         run_spans: Positions of the runs' spans, by start.
         run: For each span, the number of its run (index into `run_spans`), or -1. Spans of other threads belong to the
             run during which they start.
@@ -43,6 +46,7 @@ class Attribution:
         num_ambiguous_sequences: Backward operators whose forward operator is not certain.
     """
 
+    labels: tuple[Label | None, ...]
     run_spans: IntArray
     run: IntArray
     is_region: BoolArray
@@ -74,6 +78,8 @@ def attribute(
 ) -> Attribution:
     """Attribute every span and every piece of device work to its run and regions.
 
+    In a trace that holds no label of ours, annotations are the regions, and profiler steps the runs.
+
     Args:
         trace: The trace.
         region_kinds: Kinds of our labels that are regions; None takes all but runs, functions and garbage collections.
@@ -82,14 +88,19 @@ def attribute(
         exclusive: Ids of regions to enter that keep what no other flat region covers, such as the root's own methods.
     """
     forest = trace.forest
-    kinds = np.array([label.kind if label else "" for label in trace.labels], dtype=object)
-    is_host_label = np.isin(trace.category[forest.event], (Category.CPU_OP, Category.USER_ANNOTATION))
+    is_ours = any(trace.labels)
+    labels = trace.labels if is_ours else trace.annotation_labels
+    kinds = [label.kind if label else "" for label in labels]
+    carriers = (Category.CPU_OP, Category.USER_ANNOTATION) if is_ours else (Category.USER_ANNOTATION,)
+    is_host_label = np.isin(trace.category[forest.event], carriers)
     wanted = np.array([_is_region_kind(kind, region_kinds) for kind in kinds], bool)
     is_region = wanted[forest.name_id] & is_host_label
-    is_run = np.array([kind == RUN_KIND for kind in kinds], bool)[forest.name_id] & is_host_label
+    is_run = np.array([kind in _RUN_KINDS for kind in kinds], bool)[forest.name_id] & is_host_label
     region = forest.innermost(is_region)
-    is_exclusive = is_region & _has_id(trace, exclusive)
-    is_entered = _entered(trace, is_region, region, managed_kinds) | _has_id(trace, entered) | is_exclusive
+    is_exclusive = is_region & _has_id(trace, labels, exclusive)
+    is_entered = (
+        _entered(trace, labels, is_region, region, managed_kinds) | _has_id(trace, labels, entered) | is_exclusive
+    )
     is_opaque = is_region & ~is_entered
     top = forest.outermost(is_opaque)
     if is_exclusive.any():
@@ -101,11 +112,12 @@ def attribute(
     join = trace.device_join
     host = join.host
     linked = host >= 0
-    device_run = _by_time(trace, run_spans, trace.start_ns[join.event], None)
+    device_run = _unlinked_by_time(trace, run_spans, trace.start_ns[join.event])
     device_run[linked] = run[host[linked]]
-    device_warmup = _by_time(trace, warmup_spans, trace.start_ns[join.event], None)
+    device_warmup = _unlinked_by_time(trace, warmup_spans, trace.start_ns[join.event])
     device_warmup[linked] = warmup[host[linked]]
     return Attribution(
+        labels=labels,
         run_spans=run_spans,
         run=run,
         is_region=is_region,
@@ -123,13 +135,6 @@ def attribute(
     )
 
 
-def label_of(trace: Trace, position: int) -> Label:
-    """Return the label of a span that is known to be one of ours."""
-    label = trace.labels[trace.forest.name_id[position]]
-    assert label is not None
-    return label
-
-
 def _is_region_kind(kind: str, region_kinds: Collection[str] | None) -> bool:
     if not kind:
         return False
@@ -137,19 +142,27 @@ def _is_region_kind(kind: str, region_kinds: Collection[str] | None) -> bool:
 
 
 def _spread(values: IntArray, positions: IntArray) -> IntArray:
-    return np.where(positions >= 0, values[np.maximum(positions, 0)], NONE) if len(values) else positions.copy()
+    if not len(values):
+        return positions.copy()
+    return np.where(positions >= 0, values[np.maximum(positions, 0)], values.dtype.type(NONE))
 
 
-def _has_id(trace: Trace, region_ids: Collection[str]) -> BoolArray:
+def _has_id(trace: Trace, labels: tuple[Label | None, ...], region_ids: Collection[str]) -> BoolArray:
     """Return which host spans carry a label of one of these ids."""
-    wanted = [label is not None and label.region_id in region_ids for label in trace.labels]
+    wanted = [label is not None and label.region_id in region_ids for label in labels]
     return np.array(wanted, bool)[trace.forest.name_id]
 
 
-def _entered(trace: Trace, is_region: BoolArray, region: IntArray, managed_kinds: Collection[str]) -> BoolArray:
+def _entered(
+    trace: Trace,
+    labels: tuple[Label | None, ...],
+    is_region: BoolArray,
+    region: IntArray,
+    managed_kinds: Collection[str],
+) -> BoolArray:
     """Return the regions of which some call holds a managed region: all calls of that label are entered."""
     forest = trace.forest
-    is_managed_name = np.array([label is not None and label.kind in managed_kinds for label in trace.labels], bool)
+    is_managed_name = np.array([label is not None and label.kind in managed_kinds for label in labels], bool)
     managed = np.flatnonzero(is_managed_name[forest.name_id] & is_region)
     is_entered_name = np.zeros(len(trace.names), bool)
     current = parent_region(forest, region, managed)
@@ -204,23 +217,31 @@ def _runs(trace: Trace, is_run: BoolArray) -> tuple[IntArray, IntArray, BoolArra
     forest = trace.forest
     spans = np.flatnonzero(is_run)
     spans = spans[np.argsort(forest.start_ns[spans], kind="stable")]
-    number = np.full(forest.num_spans, NONE, np.int64)
+    number = np.full(forest.num_spans, NONE, np.int32)
     number[spans] = np.arange(len(spans))
     run = _spread(number, forest.innermost(is_run)) if forest.num_spans else number
     nested = run >= 0
-    outside = np.flatnonzero(~nested)
-    run[outside] = _by_time(trace, spans, forest.start_ns[outside], trace.pid[forest.event[outside]])
+    run[~nested] = _by_time(trace, spans, forest.start_ns[~nested], trace.pid[forest.event[~nested]])
     return spans, run, nested
 
 
-def _by_time(trace: Trace, run_spans: IntArray, times_ns: IntArray, pid: IntArray | None) -> IntArray:
-    """Return the run during which each time lies, or -1. With `pid`, only runs of the same process count."""
-    if not len(run_spans):
-        return np.full(len(times_ns), NONE, np.int64)
+def _by_time(trace: Trace, run_spans: IntArray, times_ns: IntArray, pid: IntArray) -> IntArray:
+    """Return the run of the same process during which each time lies, or -1."""
     forest = trace.forest
-    place = np.searchsorted(forest.start_ns[run_spans], times_ns, side="right") - 1
-    spans = run_spans[np.maximum(place, 0)]
-    is_inside = (place >= 0) & (times_ns < forest.end_ns[spans])
-    if pid is not None:
-        is_inside &= trace.pid[forest.event[spans]] == pid
-    return np.where(is_inside, place, NONE)
+    run_pid = trace.pid[forest.event[run_spans]]
+    found = np.full(len(times_ns), NONE, np.int64)
+    for process in np.unique(run_pid).tolist():
+        numbers = np.flatnonzero(run_pid == process)
+        spans, here = run_spans[numbers], np.flatnonzero(pid == process)
+        place = np.searchsorted(forest.start_ns[spans], times_ns[here], side="right") - 1
+        is_inside = (place >= 0) & (times_ns[here] < forest.end_ns[spans[np.maximum(place, 0)]])
+        found[here[is_inside]] = numbers[place[is_inside]]
+    return found
+
+
+def _unlinked_by_time(trace: Trace, run_spans: IntArray, times_ns: IntArray) -> IntArray:
+    """Return the run during which each time lies; -1 in a file of several processes, where that says nothing."""
+    processes = np.unique(trace.pid[trace.forest.event])
+    if len(processes) != 1:
+        return np.full(len(times_ns), NONE, np.int64)
+    return _by_time(trace, run_spans, times_ns, np.full(len(times_ns), processes[0]))

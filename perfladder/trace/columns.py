@@ -24,6 +24,7 @@ from perfladder.trace.model import ABSENT, Category, IntArray
 
 _DAY_US: Final = 86_400e6
 _DAY_NS: Final = 86_400_000_000_000
+_INT16_LIMIT: Final = 2**15
 _INT32_LIMIT: Final = 2**31
 _INT64_LIMIT: Final = 2**63
 # From here on doubles of microseconds are a quarter of one apart: 1.1e15 us, the year 2005 as epoch time.
@@ -201,11 +202,14 @@ class ColumnBuilder:
 
 def _intern(values: list[_Key], table: dict[_Key, int]) -> IntArray:
     try:
-        return np.fromiter(map(table.__getitem__, values), np.int32, len(values))
+        ids = np.fromiter(map(table.__getitem__, values), np.int32, len(values))
     except KeyError:  # most chunks bring no new value, so looking for new ones first would cost more
         for value in dict.fromkeys(values):
             table.setdefault(value, len(table))
-        return np.fromiter(map(table.__getitem__, values), np.int32, len(values))
+        ids = np.fromiter(map(table.__getitem__, values), np.int32, len(values))
+    if (ids == ids[0]).all():
+        return np.broadcast_to(ids[0], len(ids))
+    return ids.astype(np.int16) if len(table) < _INT16_LIMIT else ids
 
 
 def _start_ns(spans: Sequence[AnyEvent]) -> tuple[IntArray, npt.NDArray[np.bool_]]:
@@ -261,8 +265,11 @@ def _argument_columns(arguments: list[Arguments], category: IntArray) -> dict[st
 
 
 def _join(parts: list[IntArray]) -> IntArray:
-    if all(part.strides == (0,) and part[0] == ABSENT for part in parts):
-        return _absent(sum(map(len, parts)))
+    """Return a whole column; one whose values are all the same takes no memory."""
+    if not parts:
+        return np.empty(0, np.int64)
+    if all(part.strides == (0,) and part[0] == parts[0][0] for part in parts):
+        return np.broadcast_to(parts[0][0], sum(map(len, parts)))
     return np.concatenate(parts)
 
 

@@ -104,39 +104,28 @@ def _processes_by_correlation(trace: Trace, launches: IntArray, host_pids: IntAr
 def _match_launches(trace: Trace, events: IntArray, process: IntArray, launches: IntArray) -> tuple[IntArray, int]:
     """Return the launch of each device event: of several with its id, the latest that starts before it."""
     forest = trace.forest
-    source = forest.event[launches]
-    keys, launch_key = np.unique(
-        np.stack([trace.pid[source].astype(np.int64), trace.correlation[source]]), axis=1, return_inverse=True
-    )
-    launch_key = launch_key.reshape(-1)
+    matched = np.full(len(events), ROOT, np.int64)
+    if not len(launches):
+        return matched, 0
+    # One key for each (correlation id, process); ids are ranked first, so that the product cannot overflow.
+    source, num_pids = forest.event[launches], len(trace.pids)
+    values = np.unique(trace.correlation[source])
+    launch_key = np.searchsorted(values, trace.correlation[source]) * num_pids + trace.pid[source]
     order = np.lexsort((forest.start_ns[launches], launch_key))
     launches, launch_key = launches[order], launch_key[order]
-    wanted = np.stack([process, trace.correlation[events]])
-    place = _find_columns(keys, wanted)
-    matched = np.full(len(events), ROOT, np.int64)
-    has_key = place >= 0
-    low = np.searchsorted(launch_key, place, side="left")
-    high = np.searchsorted(launch_key, place, side="right")
-    single = has_key & (high - low == 1)
+    rank = np.minimum(np.searchsorted(values, trace.correlation[events]), len(values) - 1)
+    is_known = (values[rank] == trace.correlation[events]) & (process >= 0)
+    key = np.where(is_known, rank * num_pids + process, ROOT)
+    low = np.searchsorted(launch_key, key, side="left")
+    high = np.searchsorted(launch_key, key, side="right")
+    single = high - low == 1
     matched[single] = launches[low[single]]
-    several = np.flatnonzero(has_key & (high - low > 1))
+    several = np.flatnonzero(high - low > 1)
     for index in several.tolist():
         choices = launches[low[index] : high[index]]
         later = int(np.searchsorted(forest.start_ns[choices], trace.start_ns[events[index]], side="right"))
         matched[index] = choices[max(later - 1, 0)]
     return matched, len(several)
-
-
-def _find_columns(keys: IntArray, wanted: IntArray) -> IntArray:
-    """Return the column of the sorted two-row `keys` that equals each column of `wanted`, or -1."""
-    if keys.shape[1] == 0:
-        return np.full(wanted.shape[1], _UNKNOWN, np.int64)
-    both = np.concatenate([keys, wanted], axis=1)
-    _, codes = np.unique(both, axis=1, return_inverse=True)
-    codes = codes.reshape(-1)
-    key_codes, wanted_codes = codes[: keys.shape[1]], codes[keys.shape[1] :]
-    place = np.minimum(np.searchsorted(key_codes, wanted_codes), len(key_codes) - 1)
-    return np.where(key_codes[place] == wanted_codes, place, _UNKNOWN)
 
 
 def _operators_by_external_id(trace: Trace, events: IntArray, process: IntArray) -> IntArray:

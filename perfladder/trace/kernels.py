@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from perfladder.trace.attribution import Attribution, attribute
-from perfladder.trace.labels import FUNCTION_KIND
+from perfladder.trace.labels import FUNCTION_KIND, Label
 from perfladder.trace.model import BoolArray, Category, IntArray, Trace
 from perfladder.trace.nesting import ROOT
 from perfladder.trace.rows import Row
@@ -28,6 +28,7 @@ class KernelTable:
 
     Attributes:
         trace: The trace that the indices below point into.
+        labels: For each name of the trace, the region's label, as in `Attribution`.
         is_host: Whether these are leaf operators.
         event: Index into the trace.
         operator: Position (in `trace.forest`) of the innermost operator, or -1.
@@ -42,6 +43,7 @@ class KernelTable:
     """
 
     trace: Trace
+    labels: tuple[Label | None, ...]
     is_host: bool
     event: IntArray
     operator: IntArray
@@ -64,6 +66,12 @@ class KernelTable:
         """Sum of the durations."""
         return int(self.trace.duration_ns[self.event].sum()) * _US
 
+    def _label(self, position: int) -> str | None:
+        label = self.labels[self.trace.forest.name_id[position]] if position >= 0 else None
+        if label is None:
+            return None
+        return label.name if label.kind == FUNCTION_KIND else label.region_id
+
     def row(self, index: int) -> KernelRow:
         """Return one entry as a row of names and microseconds."""
         trace, event = self.trace, int(self.event[index])
@@ -73,8 +81,8 @@ class KernelTable:
             category=Category(int(trace.category[event])).name.lower(),
             operator=_name(trace, int(self.operator[index])),
             outer_operator=_name(trace, int(self.outer_operator[index])),
-            function=_label(trace, int(self.function[index])),
-            region=_label(trace, int(self.region[index])),
+            function=self._label(int(self.function[index])),
+            region=self._label(int(self.region[index])),
             run=None if self.run[index] < 0 else int(self.run[index]),
             device=None if self.is_host or trace.device[event] < 0 else int(trace.device[event]),
             stream=None if self.is_host or trace.stream[event] < 0 else int(trace.stream[event]),
@@ -185,6 +193,7 @@ def _device_table(
     launch_ns = np.where(has_launch, _at(forest.start_ns, launch), _NONE)
     return KernelTable(
         trace=trace,
+        labels=attribution.labels,
         is_host=False,
         event=event,
         operator=_at(inner, host),
@@ -215,9 +224,10 @@ def _leaf_table(
     above = np.where(forest.parent >= 0, inner[np.maximum(forest.parent, 0)], ROOT) if forest.num_spans else inner
     has_operator_below[above[is_operator & (above >= 0)]] = True
     leaves = np.flatnonzero(inside & ~has_operator_below)
-    absent = np.full(len(leaves), _NONE, np.int64)
+    absent = _absent(len(leaves))
     return KernelTable(
         trace=trace,
+        labels=attribution.labels,
         is_host=True,
         event=forest.event[leaves],
         operator=leaves,
@@ -277,18 +287,15 @@ def _combine(columns: list[IntArray]) -> IntArray:
     return code
 
 
+def _absent(count: int) -> IntArray:
+    return np.broadcast_to(np.int64(_NONE), count)
+
+
 def _at(values: IntArray | None, positions: IntArray) -> IntArray:
     if values is None or not len(values):
-        return np.full(len(positions), _NONE, np.int64)
+        return _absent(len(positions))
     return np.where(positions >= 0, values[np.maximum(positions, 0)], _NONE)
 
 
 def _name(trace: Trace, position: int) -> str | None:
     return trace.names[trace.forest.name_id[position]] if position >= 0 else None
-
-
-def _label(trace: Trace, position: int) -> str | None:
-    label = trace.labels[trace.forest.name_id[position]] if position >= 0 else None
-    if label is None:
-        return None
-    return label.name if label.kind == FUNCTION_KIND else label.region_id

@@ -67,7 +67,7 @@ class Trace:
         names: Distinct span names.
         pids: Distinct process ids as written (device events carry the device's index here).
         tids: Distinct thread ids as written (device events carry the stream here).
-        name_id: Index into `names`.
+        name_id: Index into `names`; ids are integers of 16 to 64 bits, so widen them before arithmetic.
         category: `Category` values, int8.
         start_ns: Start in integer nanoseconds from the file's own zero, int64.
         duration_ns: Duration in integer nanoseconds, int64.

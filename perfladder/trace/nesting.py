@@ -45,6 +45,7 @@ class Forest:
         thread: Number of the (process, thread) pair, counted in this forest's order.
         start_ns: Start.
         end_ns: End.
+        duration_ns: Duration.
         name_id: Index into the trace's names.
         num_overlaps: Spans that overlap an earlier one of their thread without nesting.
     """
@@ -55,6 +56,7 @@ class Forest:
     thread: IntArray
     start_ns: IntArray
     end_ns: IntArray
+    duration_ns: IntArray
     name_id: IntArray
     num_overlaps: int
 
@@ -62,11 +64,6 @@ class Forest:
     def num_spans(self) -> int:
         """Number of spans."""
         return len(self.event)
-
-    @cached_property
-    def duration_ns(self) -> IntArray:
-        """Duration of each span."""
-        return self.end_ns - self.start_ns
 
     @cached_property
     def self_ns(self) -> IntArray:
@@ -80,7 +77,7 @@ class Forest:
     @cached_property
     def num_children(self) -> IntArray:
         """Number of direct children of each span."""
-        return np.bincount(self.parent[self.parent >= 0], minlength=self.num_spans)
+        return np.bincount(self.parent[self.parent >= 0], minlength=self.num_spans).astype(np.int32)
 
     @cached_property
     def _levels(self) -> list[IntArray]:
@@ -133,13 +130,13 @@ def nest_spans(trace: Trace, events: IntArray) -> Forest:
     A span belongs to the innermost earlier one that contains it wholly; one that only overlaps has no parent there.
     Where the trace's timestamps are rounded, a span may reach over its parent's end by that much.
     """
-    start = trace.start_ns[events]
-    end = start + trace.duration_ns[events]
-    thread = trace.pid[events].astype(np.int64) * len(trace.tids) + trace.tid[events]
-    order = _order(thread, start, end)
-    if order is not None:
-        events, start, end, thread = events[order], start[order], end[order], thread[order]
-    bounds = np.flatnonzero(np.diff(thread)) + 1
+    event: IntArray | slice = events
+    if len(events) == trace.num_events and _is_in_order(_thread_of(trace), trace.start_ns, trace.end_ns):
+        event = slice(None)  # the columns themselves, without a copy: the usual case of a host-only window
+    elif not _is_in_order(_thread_of(trace)[events], trace.start_ns[events], trace.end_ns[events]):
+        event = events[np.lexsort((-trace.end_ns[events], trace.start_ns[events], _thread_of(trace)[events]))]
+    start, end, thread = trace.start_ns[event], trace.end_ns[event], _thread_of(trace)[event]
+    bounds = np.flatnonzero(thread[1:] != thread[:-1]) + 1
     parent = np.empty(len(events), np.int32)
     depth = np.empty(len(events), np.int32)
     num_overlaps = 0
@@ -154,22 +151,30 @@ def nest_spans(trace: Trace, events: IntArray) -> Forest:
     thread_number = np.zeros(len(events), np.int32)
     thread_number[bounds] = 1
     return Forest(
-        event=events.astype(np.int32),
+        event=(events if isinstance(event, slice) else event).astype(np.int32),
         parent=parent,
         depth=depth,
         thread=np.cumsum(thread_number, dtype=np.int32),
         start_ns=start,
         end_ns=end,
-        name_id=trace.name_id[events],
+        duration_ns=trace.duration_ns[event],
+        name_id=trace.name_id[event],
         num_overlaps=num_overlaps,
     )
 
 
-def _order(thread: IntArray, start: IntArray, end: IntArray) -> IntArray | None:
-    """Return the order by thread, start and longest first; None if the spans are in that order already."""
-    step_thread, step_start, step_end = np.diff(thread), np.diff(start), np.diff(end)
-    is_ordered = (step_thread > 0) | ((step_thread == 0) & ((step_start > 0) | ((step_start == 0) & (step_end <= 0))))
-    return None if is_ordered.all() else np.lexsort((-end, start, thread))
+def _thread_of(trace: Trace) -> IntArray:
+    """Return one number for each (process, thread) pair."""
+    if trace.pid.strides == (0,) and trace.tid.strides == (0,):
+        return np.broadcast_to(np.int64(0), trace.num_events)
+    return trace.pid.astype(np.int64) * len(trace.tids) + trace.tid
+
+
+def _is_in_order(thread: IntArray, start: IntArray, end: IntArray) -> bool:
+    """Whether the spans are ordered by thread, start, and longest first."""
+    is_same = thread[1:] == thread[:-1]
+    is_later = (start[1:] > start[:-1]) | ((start[1:] == start[:-1]) & (end[1:] <= end[:-1]))
+    return bool(((thread[1:] > thread[:-1]) | (is_same & is_later)).all())
 
 
 def _nest_by_counting(start: IntArray, end: IntArray) -> tuple[IntArray, IntArray, int] | None:
@@ -210,7 +215,7 @@ def _by_depth(depth: IntArray) -> list[IntArray]:
     counts = np.bincount(depth)
     # numpy sorts 16-bit integers by radix, several times faster than wider ones.
     narrow = depth.astype(np.uint16) if len(counts) <= 1 << 16 else depth
-    return np.split(np.argsort(narrow, kind="stable"), np.cumsum(counts)[:-1])
+    return np.split(np.argsort(narrow, kind="stable").astype(np.int32), np.cumsum(counts)[:-1])
 
 
 def _nest_by_scanning(start: IntArray, end: IntArray, tolerance_ns: int) -> tuple[IntArray, IntArray, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-import tempfile
+import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -226,14 +226,14 @@ def _make_profiler(
 def _make_temporary(path: Path) -> Path:
     """Make the temporary file now, so that an unwritable folder is found before anything is measured."""
     suffix = ".json.gz" if path.suffix == ".gz" else ".json"
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{suffix}")
     try:
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=suffix, dir=path.parent)
+        temporary.touch(exist_ok=False)  # with the user's own permissions, which a file of `tempfile` would not have
     except OSError as error:
         raise InputError(
             f"Cannot write the trace {path}: {error.strerror}. Name a file in a writable folder."
         ) from error
-    os.close(handle)
-    return Path(name)
+    return temporary
 
 
 def _synchronize(activities: tuple[str, ...]) -> None:

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from perfladder.trace.attribution import Attribution, attribute, label_of
+from perfladder.trace.attribution import Attribution, attribute
 from perfladder.trace.model import Category, IntArray, Trace
 from perfladder.trace.residual import HostParts, HostSplit, IdleSplit, split_idle
 from perfladder.trace.rows import Row
@@ -199,7 +199,7 @@ def _collect_calls(trace: Trace, attribution: Attribution) -> _Calls:
     np.minimum.at(first, device_place, trace.start_ns[event])
     np.maximum.at(last, device_place, trace.end_ns[event])
     # Parents stand before their children, so one pass backwards carries everything up.
-    for index in range(len(position) - 1, -1, -1):
+    for index in np.flatnonzero(above >= 0)[::-1].tolist() if device.any() else ():
         if (outer := above[index]) >= 0 and device[index]:
             device[outer] += device[index]
             first[outer] = min(first[outer], first[index])
@@ -237,10 +237,11 @@ def _report_runs(trace: Trace, attribution: Attribution, calls: _Calls, parts: H
             unlinked_device_time_us=unlinked_ns[run] * _US if has_device else None,
             host=rest[run],
         )
-        name = label_of(trace, span).name
+        label = attribution.labels[forest.name_id[span]]
+        assert label is not None
         runs.append(
             RunAttribution(
-                run_index=int(name) if name.isascii() and name.isdigit() else run,
+                run_index=int(label.name) if label.name.isascii() and label.name.isdigit() else run,
                 start_us=int(forest.start_ns[span]) * _US,
                 wall_time_us=wall_ns * _US,
                 cpu_time_us=wall_ns * _US,
@@ -263,7 +264,7 @@ def _flat_rows(trace: Trace, attribution: Attribution, calls: _Calls, device_ns:
     places = places[np.argsort(forest.start_ns[calls.position[places]], kind="stable")]
     positions = calls.position[places]
     run = attribution.run[positions]
-    code = run * len(trace.names) + forest.name_id[positions]
+    code = run.astype(np.int64) * len(trace.names) + forest.name_id[positions]
     codes, first, inverse = np.unique(code, return_index=True, return_inverse=True)
     on_thread = attribution.is_on_run_thread[positions]
     duration = _flat_duration(trace, attribution, calls)[places]
@@ -283,7 +284,7 @@ def _flat_rows(trace: Trace, attribution: Attribution, calls: _Calls, device_ns:
     has_device = trace.has_device_work
     for index in np.argsort(first, kind="stable").tolist():
         number = int(codes[index]) // len(trace.names)
-        label = trace.labels[int(codes[index]) % len(trace.names)]
+        label = attribution.labels[int(codes[index]) % len(trace.names)]
         assert label is not None
         wall_ns = int(forest.duration_ns[attribution.run_spans[number]])
         device = float(device_by_code.get(int(codes[index]), 0.0))
@@ -323,7 +324,8 @@ def _flat_device(trace: Trace, attribution: Attribution) -> tuple[IntArray, IntA
     """
     join = trace.device_join
     mine = np.flatnonzero((attribution.device_top >= 0) & (attribution.device_run >= 0))
-    code = attribution.device_run[mine] * len(trace.names) + trace.forest.name_id[attribution.device_top[mine]]
+    run = attribution.device_run[mine].astype(np.int64)
+    code = run * len(trace.names) + trace.forest.name_id[attribution.device_top[mine]]
     codes, inverse = np.unique(code, return_inverse=True)
     return codes, np.bincount(inverse, weights=trace.duration_ns[join.event[mine]], minlength=len(codes))
 
@@ -353,14 +355,15 @@ def build_region_tree(
             sums.append([0, 0, 0, 0, 0])
         node_of[place] = node
         sums[node] = [sums[node][0] + 1, *(old + new for old, new in zip(sums[node][1:], values[place], strict=True))]
-    return _nest_nodes(trace, nodes, sums)
+    return _nest_nodes(attribution, nodes, sums, trace.has_device_work)
 
 
-def _nest_nodes(trace: Trace, nodes: dict[tuple[int, int], int], sums: list[list[int]]) -> tuple[RegionNode, ...]:
+def _nest_nodes(
+    attribution: Attribution, nodes: dict[tuple[int, int], int], sums: list[list[int]], has_device: bool
+) -> tuple[RegionNode, ...]:
     children: dict[int, list[RegionNode]] = {}
-    has_device = trace.has_device_work
     for (above, name_id), node in reversed(nodes.items()):  # children stand after their parents
-        label = trace.labels[name_id]
+        label = attribution.labels[name_id]
         assert label is not None
         count, duration, own, device, own_device = sums[node]
         children.setdefault(above, []).append(

@@ -125,7 +125,7 @@ class HostParts:
         category = trace.category[forest.event]
         is_label = np.array([label is not None for label in trace.labels], bool)[forest.name_id]
         is_gc_name = np.array([label is not None and label.kind == GC_KIND for label in trace.labels], bool)
-        part = np.full(forest.num_spans, Part.PYTHON, np.int64)
+        part = np.full(forest.num_spans, Part.PYTHON, np.int8)
         is_operator = (category == Category.CPU_OP) & ~is_label
         computes = is_operator & (forest.num_children == 0) & (not trace.has_device_work)
         part[is_operator] = Part.OPERATOR_DISPATCH
@@ -135,6 +135,11 @@ class HostParts:
         if is_gc_name.any():
             part[forest.innermost(is_gc_name[forest.name_id]) >= 0] = Part.GARBAGE_COLLECTION
         return part
+
+    @cached_property
+    def waits(self) -> IntArray:
+        """Positions of the calls in which the host waits for the device."""
+        return np.flatnonzero(self.part == Part.SYNCHRONIZATION)
 
     def _parts_of_calls(self, positions: IntArray) -> IntArray:
         trace, forest, join = self.trace, self.trace.forest, self.trace.device_join
@@ -164,7 +169,7 @@ class HostParts:
             num_groups: Number of groups.
         """
         positions = np.flatnonzero(chosen)
-        code = group[positions] * len(Part) + self.part[positions]
+        code = group[positions].astype(np.int64) * len(Part) + self.part[positions]
         sums = np.bincount(
             code, weights=self.trace.forest.self_ns[positions], minlength=num_groups * len(Part)
         ).reshape(num_groups, len(Part))
@@ -193,7 +198,7 @@ class HostParts:
         inner, outer = self._operators
         for position, group in zip(waits.tolist(), groups.tolist(), strict=True):
             region = int(self.attribution.region[position])
-            label = trace.labels[forest.name_id[region]] if region >= 0 else None
+            label = self.attribution.labels[forest.name_id[region]] if region >= 0 else None
             key = (
                 group,
                 _name(trace, int(inner[position])),
@@ -218,6 +223,15 @@ class HostParts:
         return sites
 
 
+def _is_seen(trace: Trace, attribution: Attribution, run: int) -> BoolArray:
+    """Which device work keeps a run's devices busy: all of its process, that of other runs and of none included."""
+    run_pid = trace.pid[trace.forest.event[attribution.run_spans]]
+    if (run_pid == run_pid[0]).all():
+        return np.ones(len(attribution.device_run), bool)
+    is_same = np.append(run_pid == run_pid[run], False)  # the last entry stands for no run
+    return is_same[attribution.device_run]
+
+
 def _name(trace: Trace, position: int) -> str:
     return trace.names[trace.forest.name_id[position]] if position >= 0 else NO_OPERATOR
 
@@ -228,28 +242,33 @@ def split_idle(trace: Trace, attribution: Attribution, parts: HostParts, run: in
     Before each piece of device work, the device is idle for want of a launch until the host enters the launching call;
     what of that the run's thread spends in a synchronizing call is its own part. The rest is latency or dependency.
     """
-    forest = trace.forest
+    forest, join = trace.forest, trace.device_join
     span = attribution.run_spans[run]
-    mine = np.flatnonzero(attribution.device_run == run)
-    waits = (parts.part == Part.SYNCHRONIZATION) & (attribution.run == run)
-    return _split_idle(trace, int(forest.start_ns[span]), int(forest.end_ns[span]), mine, waits)
+    own_end_ns = trace.end_ns[join.event[attribution.device_run == run]]
+    low, high = int(forest.start_ns[span]), int(own_end_ns.max(initial=forest.end_ns[span]))
+    waits = parts.waits[(attribution.run[parts.waits] == run) & attribution.is_on_run_thread[parts.waits]]
+    return _split_idle(trace, low, high, _is_seen(trace, attribution, run), waits)
 
 
 def split_window_idle(trace: Trace, parts: HostParts) -> IdleSplit | None:
-    """Split the device time of the whole trace, whichever spans it holds; None without device work."""
-    forest, event = trace.forest, trace.device_join.event
+    """Split the device time of the whole trace without its warm-ups; None without device work."""
+    forest, attribution = trace.forest, parts.attribution
+    seen, host = ~attribution.is_device_warmup, ~attribution.is_warmup
+    event = trace.device_join.event[seen]
     if not len(event):
         return None
-    low = min(int(trace.start_ns[event].min()), int(forest.start_ns.min(initial=np.iinfo(np.int64).max)))
-    end = max(int(trace.end_ns[event].max()), int(forest.end_ns.max(initial=0)))
-    return _split_idle(trace, low, end, np.arange(len(event)), parts.part == Part.SYNCHRONIZATION)
+    low = min(int(trace.start_ns[event].min()), int(forest.start_ns[host].min(initial=np.iinfo(np.int64).max)))
+    end = max(int(trace.end_ns[event].max()), int(forest.end_ns[host].max(initial=0)))
+    return _split_idle(trace, low, end, seen, parts.waits)
 
 
-def _split_idle(trace: Trace, low: int, end: int, mine: IntArray, waits: BoolArray) -> IdleSplit:
+def _split_idle(trace: Trace, low: int, high: int, seen: BoolArray, waits: IntArray) -> IdleSplit:
+    """Split the time from `low` to `high` by the seen device work and the host's waits (by position) that lie in it."""
     forest, join = trace.forest, trace.device_join
+    mine = np.flatnonzero(seen & (trace.start_ns[join.event] < high) & (trace.end_ns[join.event] > low))
     start_ns, end_ns = trace.start_ns[join.event[mine]], trace.end_ns[join.event[mine]]
-    high = max(end, int(end_ns.max(initial=end)))
-    busy = unite(np.clip(start_ns, low, high), np.clip(end_ns, low, high))
+    start_ns = np.clip(start_ns, low, high)
+    busy = unite(start_ns, np.clip(end_ns, low, high))
     gap_start = np.concatenate(([low], busy.end_ns))
     gap_end = np.concatenate((busy.start_ns, [high]))
     # Until when the device had nothing to do: the launch of what ends the gap; an unknown launch explains nothing.

@@ -25,8 +25,8 @@ class WarningCode(StrEnum):
     )
     EVENTS_AFTER_END = (
         "EVENTS_AFTER_END",
-        "More events follow the end of the event list: a stray bracket, or several traces in one file. They are missing "
-        "from all totals.",
+        "More events follow the end of the event list: a stray bracket, or several traces in one file. They are "
+        "missing from all totals.",
     )
     REPAIRED_EVENTS = (
         "REPAIRED_EVENTS",

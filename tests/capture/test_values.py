@@ -92,7 +92,9 @@ def tensors(draw):
 PLAIN = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.complex_numbers(), st.text())
 KEYS = st.one_of(st.text(), st.integers(), st.booleans(), st.none())
 VALUES = st.recursive(
-    st.one_of(PLAIN, tensors(), st.sampled_from([torch.float16, torch.device("cpu"), torch.channels_last, torch.Size([2, 3])])),
+    st.one_of(
+        PLAIN, tensors(), st.sampled_from([torch.float16, torch.device("cpu"), torch.channels_last, torch.Size([2, 3])])
+    ),
     lambda inner: st.one_of(
         st.lists(inner, max_size=4), st.lists(inner, max_size=4).map(tuple), st.dictionaries(KEYS, inner, max_size=4)
     ),
@@ -109,7 +111,9 @@ def test_nested_values_come_back_as_they_were(value):
 @settings(max_examples=60, deadline=None)
 @given(st.text(alphabet=st.characters()))
 def test_a_text_comes_back_or_is_refused(text):
-    decoded, encoder = round_trip({"x": [text]}) if not any("\ud800" <= c <= "\udfff" for c in text) else (None, Encoder())
+    decoded, encoder = (
+        round_trip({"x": [text]}) if not any("\ud800" <= c <= "\udfff" for c in text) else (None, Encoder())
+    )
     if decoded is None:
         encoder.encode({"x": [text]})
         assert "surrogates" in encoder.unsupported["x.0"]
@@ -119,7 +123,11 @@ def test_a_text_comes_back_or_is_refused(text):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_zero_dimensional_and_empty_tensors(dtype):
-    for tensor in (torch.ones((), dtype=torch.uint8).to(dtype), torch.empty(0, dtype=dtype), torch.empty(2, 0, 3, dtype=dtype)):
+    for tensor in (
+        torch.ones((), dtype=torch.uint8).to(dtype),
+        torch.empty(0, dtype=dtype),
+        torch.empty(2, 0, 3, dtype=dtype),
+    ):
         assert same(tensor, one(tensor))
 
 
@@ -197,7 +205,9 @@ def test_generator_goes_on_where_it_was():
     assert torch.equal(torch.rand(4, generator=back), torch.rand(4, generator=generator))
 
 
-@pytest.mark.parametrize("array", [np.array(5.0), np.arange(6)[::-2], np.zeros((0, 2)), np.array([True]), np.array([1j])])
+@pytest.mark.parametrize(
+    "array", [np.array(5.0), np.arange(6)[::-2], np.zeros((0, 2)), np.array([True]), np.array([1j])]
+)
 def test_numpy_arrays_keep_shape_and_dtype(array):
     back = one(array)
     assert type(back) is np.ndarray
@@ -343,7 +353,8 @@ def test_node_that_makes_no_sense_is_refused(node):
 def compare(left, right):
     one_side, other_side = Encoder(), Encoder()
     return compare_values(
-        Encoded(one_side.encode({"v": left}), one_side.storages), Encoded(other_side.encode({"v": right}), other_side.storages)
+        Encoded(one_side.encode({"v": left}), one_side.storages),
+        Encoded(other_side.encode({"v": right}), other_side.storages),
     )
 
 

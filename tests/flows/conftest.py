@@ -27,7 +27,8 @@ class Flow:
         environment = {
             name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_"))
         }
-        environment |= {"HOME": str(log.parent), _MARKER: self.marker, **variables}
+        # With a temporary folder of their own, flows take turns with each other, and not with other jobs of this machine.
+        environment |= {"HOME": str(log.parent), "TMPDIR": str(log.parent.parent), _MARKER: self.marker, **variables}
         with log.open("w") as file:
             self.process = subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=file, text=True, env=environment, cwd=log.parent
@@ -44,7 +45,11 @@ class Flow:
 
     def wait_for(self, text: str, timeout_s: float = 120) -> None:
         """Wait until the progress shows a text."""
-        _until(lambda: text in self.log.read_text(), timeout_s, lambda: self.log.read_text())
+        try:
+            _until(lambda: text in self.log.read_text(), timeout_s, lambda: self.log.read_text())
+        except AssertionError:
+            self.process.kill()
+            raise
 
     def end(self, number: signal.Signals) -> None:
         """Signal the driver, and wait until it and all below it have gone."""

@@ -1,4 +1,4 @@
-"""A small pipeline with the shapes that matter: modules, a method that is an entry point, glue, a plain object around."""
+"""A small pipeline with what matters: modules, a method as entry point, glue, a plain object around."""
 
 from __future__ import annotations
 
@@ -86,6 +86,15 @@ class Wrapper(nn.Module):
 
     def decode(self, *args: Any, **kwargs: Any) -> Any:
         return self(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        """Show the wrapped module's attributes, which pipelines ask for (`config`, `dtype`)."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "module":
+                raise
+            return getattr(self.module, name)
 
 
 @pytest.fixture

@@ -21,7 +21,9 @@ from perfladder.errors import InputError, RungError
 )
 def test_input_becomes_arguments(given, args, kwargs, profile):
     seen = []
-    result = profile(nn.Linear(2, 2), given, inference_function=lambda *a, **k: seen.append((a, k)) or torch.ones(1) + 1)
+    result = profile(
+        nn.Linear(2, 2), given, inference_function=lambda *a, **k: seen.append((a, k)) or torch.ones(1) + 1
+    )
     assert set(map(repr, seen)) == {repr((args, kwargs))}
     assert result.data["input"] == {"args_count": len(args), "kwargs": list(kwargs)}
 

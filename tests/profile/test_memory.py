@@ -14,11 +14,8 @@ class Allocator:
         self.allocated += by
         self.most = max(self.most, self.allocated)
 
-    def allocated_bytes(self) -> int:
-        return self.allocated
-
-    def peak_bytes(self) -> int:
-        return self.most
+    def read(self) -> tuple[int, int]:
+        return self.allocated, self.most
 
     def reset(self) -> None:
         self.most = self.allocated
@@ -83,9 +80,7 @@ def test_peaks_are_taken_in_the_warmup_inside_the_window(pipe, x, tmp_path):
 
     pipe.unet.forward = allocating
     sites = find_sites(pipe)
-    profiled = profile_runs(
-        sites, [Call(lambda: pipe(x))], repeats=2, trace_path=tmp_path / "trace.json", meter=memory
-    )
+    profiled = profile_runs(sites, [Call(lambda: pipe(x))], repeats=2, trace_path=tmp_path / "trace.json", meter=memory)
     assert profiled.peaks["unet"] == Peak(164, 64)
     assert profiled.peaks["vae.decode"] == Peak(100, 0)
     assert pipe.num_calls == 3

@@ -121,9 +121,7 @@ def test_methods_of_a_bare_root_keep_what_its_parts_do_not_cover(x, profile):
     assert found["untuned_module:generate"]["calls"] == 1
     node = result.data["region_tree"][0]
     assert node["region_id"] == "untuned_module:generate"
-    per_run = sum(
-        row["cpu_time_us"] for run in result.data["runs"] for row in run["regions"]
-    )
+    per_run = sum(row["cpu_time_us"] for run in result.data["runs"] for row in run["regions"])
     assert per_run == pytest.approx(node["cpu_time_us"], rel=1e-3)
     assert_whole(result)
 

@@ -13,7 +13,8 @@ from perfladder.trace.model import Trace
 def state_of(pipe):
     modules = [*pipe.unet.modules(), *pipe.vae.modules()]
     return [
-        (sorted(vars(m)), len(m._forward_hooks), len(m._forward_pre_hooks), len(m._forward_hooks_with_kwargs)) for m in modules
+        (sorted(vars(m)), len(m._forward_hooks), len(m._forward_pre_hooks), len(m._forward_hooks_with_kwargs))
+        for m in modules
     ]
 
 

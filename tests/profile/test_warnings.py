@@ -34,24 +34,29 @@ def test_all_codes_are_documented():
     assert all(code.explanation for code in ProfileWarningCode)
 
 
+def saved_references(pipe):
+    """Ways to hold a method, each with the function that calls through it."""
+    saved = pipe.vae.decode
+
+    def by_default(value, call=saved):
+        return call(value)
+
+    return {
+        "attribute": lambda value: pipe.saved(value),
+        "list": lambda value: pipe.unet.saved[0](value),
+        "closure": lambda value: saved(value),
+        "default": by_default,
+        "partial": functools.partial(saved, scale=2.0),
+    }
+
+
 @pytest.mark.parametrize("where", ["attribute", "list", "closure", "default", "partial"])
 def test_a_method_bound_before_profiling_is_named(where, pipe, x, profile):
-    saved = pipe.vae.decode
-    infer = None
     if where == "attribute":
-        pipe.saved = saved
-        infer = lambda value: pipe.saved(value)
+        pipe.saved = pipe.vae.decode
     elif where == "list":
-        pipe.unet.saved = [saved]
-        infer = lambda value: pipe.unet.saved[0](value)
-    elif where == "closure":
-        infer = lambda value: saved(value)
-    elif where == "default":
-        infer = lambda value, call=saved: call(value)
-    else:
-        infer = functools.partial(saved, scale=2.0)
-    del saved
-    found = warnings_of(profile(pipe, x, inference_function=infer))
+        pipe.unet.saved = [pipe.vae.decode]
+    found = warnings_of(profile(pipe, x, inference_function=saved_references(pipe)[where]))
     assert "vae.decode" in found["PREBOUND_METHOD"]
 
 

@@ -354,7 +354,7 @@ def test_inference_mode_of_the_call_is_restored(capture_stage, replay):
 
 def test_another_class_at_the_path_is_refused(capture_stage, replay):
     capture_stage(Pipe(Linear()))
-    with pytest.raises(CaptureError, match="was captured from a .*Linear, but 'stage' is a .*Dropout here"):
+    with pytest.raises(CaptureError, match=r"was captured from a .*Linear, but 'stage' is a .*Dropout here"):
         replay(Pipe(nn.Dropout()))
 
 
@@ -409,7 +409,9 @@ def test_capture_runs_beside_the_target_and_replay_in_the_other_session(make_wor
     results: dict = {"stages": StagesResult(dominating="stage")}
     results["capture"] = capture.run(context(results, make_workload, tmp_path, broad, replayer))
     assert results["capture"].status == "done"
-    result = harness.run(context(results, make_workload, tmp_path, None, replayer), HarnessRequest(folder=str(tmp_path), repeats=2))
+    result = harness.run(
+        context(results, make_workload, tmp_path, None, replayer), HarnessRequest(folder=str(tmp_path), repeats=2)
+    )
     assert result.parity == "exact"
 
 
@@ -417,7 +419,9 @@ def test_capture_runs_beside_the_target_and_replay_in_the_other_session(make_wor
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-@pytest.mark.parametrize("name", ["DDIMScheduler", "EulerDiscreteScheduler", "UniPCMultistepScheduler", "EulerAncestralDiscreteScheduler"])
+@pytest.mark.parametrize(
+    "name", ["DDIMScheduler", "EulerDiscreteScheduler", "UniPCMultistepScheduler", "EulerAncestralDiscreteScheduler"]
+)
 def test_diffusers_scheduler_step_replays_exactly(capture_stage, replay, name):
     diffusers = pytest.importorskip("diffusers")
 

@@ -177,7 +177,7 @@ def test_stage_that_is_never_called_is_a_warning(measured, pipe):
 
 
 def test_stage_that_does_not_exist_is_wrong_input(measured, pipe):
-    with pytest.raises(InputError, match="stages: the target .* has no 'unett'. Did you mean 'unet'"):
+    with pytest.raises(InputError, match=r"stages: the target .* has no 'unett'. Did you mean 'unet'"):
         measured(pipe, stages=["unett"])
 
 
@@ -327,7 +327,8 @@ def test_streaming_stage_is_timed_by_item(measured, pipe):
 
 
 @pytest.mark.parametrize(
-    ("metric", "value", "unit"), [("latency_p50", 20.0, "ms"), ("latency_p95", 29.0, "ms"), ("throughput", 200.0, "items/s")]
+    ("metric", "value", "unit"),
+    [("latency_p50", 20.0, "ms"), ("latency_p95", 29.0, "ms"), ("throughput", 200.0, "items/s")],
 )
 def test_metric_of_each_kind(measured, clock, metric, value, unit):
     # The cold run, the one that chooses, then a bare and a measured run in turn.

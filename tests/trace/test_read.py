@@ -427,3 +427,33 @@ def test_wrong_types_everywhere_are_read_leniently(tmp_path) -> None:
     assert trace.correlation.tolist() == list(range(1, 300))
     assert set(trace.stream.tolist()) == {7}
     assert message(trace, WarningCode.REPAIRED_EVENTS) == "299 events were repaired."
+
+
+def test_absolute_begin_and_end_pairs_are_exact(tmp_path) -> None:
+    begin, end = (GOOD.replace('"X"', f'"{ph}"') for ph in "BE")
+    texts = [begin.replace("1.5", "1700000000000000.123"), end.replace("1.5", "1700000000000007.125")]
+    trace = Trace.read(write_raw(tmp_path / "a.json", *texts))
+    assert (trace.start_ns.tolist(), trace.duration_ns.tolist()) == ([1700000000000000123], [7002])
+
+
+def test_what_follows_the_list_is_not_lost_silently(tmp_path) -> None:
+    whole = write_raw(tmp_path / "a.json", GOOD, GOOD).read_text()
+    path = tmp_path / "b.json"
+    path.write_text(whole + "\n" + whole)
+    assert WarningCode.EVENTS_AFTER_END in codes(Trace.read(path))
+    stray = write_raw(tmp_path / "c.json", GOOD, GOOD + "]", GOOD)
+    assert WarningCode.EVENTS_AFTER_END in codes(Trace.read(stray))
+
+
+def test_times_far_apart_do_not_overflow(tmp_path) -> None:
+    """Ids are stored narrow, times never."""
+    trace = Trace.read(write(tmp_path / "a.json", [event(i, ts=i * 1e9, dur=9e8, pid=i) for i in range(1, 80)]))
+    assert trace.end_ns.tolist() == [int(i * 1e12 + 9e11) for i in range(1, 80)]
+
+
+def test_many_names_processes_and_threads_stay_apart(tmp_path) -> None:
+    events = [event(i, pid=i, tid=str(i)) for i in range(40_000)]
+    trace = Trace.read(write(tmp_path / "a.json", events))
+    assert [trace.names[i] for i in trace.name_id] == [f"op{i}" for i in range(40_000)]
+    assert [trace.pids[i] for i in trace.pid] == list(range(40_000))
+    assert (trace.forest.parent == -1).all()

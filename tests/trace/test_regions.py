@@ -1,9 +1,12 @@
 import pytest
 
 from perfladder.trace.attribution import attribute
+from perfladder.trace.kernels import list_kernels, summarize_kernels
 from perfladder.trace.model import Trace
+from perfladder.trace.operators import operator_table
 from perfladder.trace.regions import build_region_tree, report_regions
 from perfladder.trace.residual import NO_OPERATOR
+from perfladder.trace.timeline import report_timeline
 from perfladder.trace.warnings import WarningCode
 
 UNTUNED = "untuned_module"
@@ -338,3 +341,49 @@ def test_real_trace_reconciles() -> None:
         "untuned_module:block.norm",
     ]
     assert codes(report) == set()
+
+
+def test_annotations_of_anybody_are_regions_and_steps_are_runs(scene) -> None:
+    """A trace without labels of ours, as any torch user records it."""
+    for step, start in enumerate((0, 100)):
+        scene.add("user_annotation", f"ProfilerStep#{step + 3}", start, 90)
+        scene.add("user_annotation", "## forward ##", start + 10, 40).op("aten::mm", start + 12, 10)
+        scene.call("cudaLaunchKernel", start + 13, 2, step + 1).kernel("gemm", start + 20, 8, step + 1)
+    report = report_regions(scene.trace())
+    assert [run.run_index for run in report.runs] == [3, 4]
+    for run in report.runs:
+        check_sums(run)
+        (forward,) = run.regions
+        assert (forward.region_id, forward.cpu_time_us, forward.device_time_us) == ("annotation:## forward ##", 40, 8)
+    assert [(node.region_id, node.calls) for node in report.region_tree] == [("annotation:## forward ##", 2)]
+
+
+def test_trace_of_kernels_alone_is_reported(scene) -> None:
+    trace = scene.kernel("a", 0, 10, 1).kernel("b", 20, 10, 2).trace()
+    report = report_regions(trace)
+    assert (report.runs, report.region_tree) == ((), ())
+    assert report.unattributed_device_time_us == 20
+    assert {WarningCode.NO_RUNS, WarningCode.UNLINKED_DEVICE_EVENTS} <= codes(report)
+    table = list_kernels(trace)
+    assert [row.kernel for row in summarize_kernels(table)] == ["a", "b"]
+    assert [row.key for row in operator_table(trace)] == ["a", "b"]
+    assert report_timeline(trace).devices[0].busy_us == 20
+
+
+def test_work_of_the_run_before_keeps_the_device_busy(scene) -> None:
+    scene.run(0, 0, 50).call("cudaLaunchKernel", 10, 5, 1).kernel("late", 20, 60, 1)
+    scene.run(1, 50, 50).call("cudaLaunchKernel", 60, 5, 2).kernel("own", 90, 5, 2)
+    first, second = report_regions(scene.trace()).runs
+    assert (second.device_time_us, second.device.busy_us, second.device.idle_us) == (5, 35, 15)
+    assert second.device.other_us == 15 - 5  # 80-90 was launched at 60
+    assert second.device.waiting_for_launch_us == 5
+    assert first.device.window_us == 80
+
+
+def test_threads_of_each_process_belong_to_its_own_run(make_scene) -> None:
+    scene = make_scene()
+    for index, pid in enumerate((100, 200)):
+        scene.pid = pid
+        scene.run(index, index * 10, 100).op("aten::mm", 30, 10 * (index + 1), tid=2)
+    found = [run.other_threads_cpu_time_us for run in report_regions(scene.trace()).runs]
+    assert found == [10, 20]

@@ -1,0 +1,151 @@
+"""Wrong input and failing workloads at the command line: one message, an exit code, and nothing left behind."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import uuid
+from pathlib import Path
+
+import pytest
+import torch
+
+MARK = "PERFLADDER_TEST_MARK"
+
+PIPE = """
+    import ctypes, time, torch
+    from pathlib import Path
+
+    class Pipe:
+        def __init__(self):
+            self.net = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(60)])
+
+        def __call__(self, act="nothing", after=None):
+            if after is None or list(Path(__file__).parent.glob(after)):
+                getattr(self, act)()
+            return self.net(torch.ones(1, 64))
+
+        def nothing(self):
+            pass
+
+        def segfault(self):
+            ctypes.string_at(0)
+
+        def hang(self):
+            time.sleep(1000)
+
+        def run_out_of_memory(self):
+            torch.zeros(1 << 45)
+
+    def build(fail=False):
+        if fail:
+            raise OSError("no weights here")
+        return Pipe()
+
+    def strict(obj, x):
+        return obj()
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    mark = uuid.uuid4().hex
+
+    def climb(until="stages", **fields):
+        (tmp_path / "pipe.py").write_text(textwrap.dedent(PIPE))
+        workload = {
+            "name": "bad",
+            "target": "pipe.py:build",
+            "device": "cpu",
+            "stages": ["net"],
+            "warmup_runs": 1,
+            "measured_runs": 3,
+            "timeout_s": 60,
+            **fields,
+        }
+        (tmp_path / "work.yaml").write_text(json.dumps(workload))
+        # Locks of its own: other runs on this machine are none of this test's.
+        environment = {**os.environ, MARK: mark, "TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", "perfladder.cli", "run", str(tmp_path / "work.yaml"), "--plain", "--json"]
+        command += ["--until", until, "--out", str(tmp_path / "runs")]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment, check=False)
+        assert marked(mark) == [], "no process is left behind"
+        assert "Traceback" not in done.stderr
+        return done
+
+    return climb
+
+
+def marked(mark):
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                environment = Path(f"/proc/{name}/environ").read_bytes()
+            except OSError:
+                continue
+            if f"{MARK}={mark}".encode() in environment.split(b"\0"):
+                found.append(name)
+    return found
+
+
+def error_of(done):
+    return json.loads(done.stdout)["error"]
+
+
+def record_in(tmp_path):
+    (path,) = tmp_path.glob("runs/bad/*/run.json")
+    return json.loads(path.read_text())
+
+
+def test_unknown_field_ends_before_a_run_is_made(run, tmp_path):
+    done = run(warmup_run=3)
+    assert done.returncode == 2
+    assert error_of(done)["type"] == "InputError"
+    assert "Did you mean 'warmup_runs'" in error_of(done)["message"]
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fields", "code", "message"),
+    [
+        ({"target": "absent.py:build"}, 2, "target: there is no file"),
+        ({"target_args": {"fail": True}}, 3, "The factory pipe.py:build raised: OSError: no weights here"),
+        ({"inputs": {"aft": 1}, "call": "pipe.py:build"}, 3, "raised: TypeError"),
+        ({"inputs": {"acr": 1}, "call": "net.forward"}, 2, "inputs: the target's net.forward does not accept"),
+        ({"target_args": {"fial": 1}}, 2, "target_args: .*Did you mean 'fail'"),
+        ({"stages": ["nett"]}, 2, "stages: .*Did you mean 'net'"),
+        ({"inputs": {"act": "segfault"}}, 3, "killed by SIGSEGV"),
+        ({"inputs": {"act": "hang"}, "timeout_s": 8}, 3, "did not finish 'stages' within 8 s.*in hang"),
+        ({"inputs": {"act": "run_out_of_memory"}}, 3, "ran out of memory"),
+        pytest.param(
+            {"device": "cuda"},
+            4,
+            "device: 'cuda' was asked for",
+            marks=pytest.mark.skipif(torch.accelerator.is_available(), reason="this machine has an accelerator"),
+        ),
+    ],
+    ids=str,
+)
+def test_failure_is_one_message_and_an_exit_code(run, tmp_path, fields, code, message):
+    import re
+
+    done = run(**fields)
+    record = record_in(tmp_path)
+    assert done.returncode == code
+    assert re.search(message, record["error"], re.DOTALL)
+    assert (record["status"], record["exit_code"]) == ("failed", code)
+    assert len([line for line in done.stderr.splitlines() if line.startswith("error:")]) <= 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("act", ["segfault", "hang", "run_out_of_memory"])
+def test_failure_in_a_later_rung_keeps_the_finished_ones(run, tmp_path, act):
+    done = run(until="capture", inputs={"act": act, "after": "runs/bad/*/1-stages/stages.json"}, timeout_s=15)
+    record = record_in(tmp_path)
+    assert [(rung["name"], rung["status"]) for rung in record["rungs"]] == [("stages", "done"), ("capture", "failed")]
+    assert done.returncode == 5
+    assert (tmp_path / "runs" / "bad" / record["run_id"] / "1-stages" / "stages.json").is_file()
+    assert (tmp_path / "runs" / "bad" / record["run_id"] / "report.md").is_file()
