@@ -100,7 +100,7 @@ def render(examination: Examination) -> None:
 def _device_check(environment: Environment) -> Check:
     name, needed_for = "accelerator", "device time, kernels on a GPU"
     if not environment.devices:
-        detail = "none: workloads run on the CPU, and leaf operators take the place of kernels"
+        detail = "none: workloads run on the CPU, and operators, by self time, take the place of kernels"
         return Check(name=name, status="warning", detail=detail, needed_for=needed_for)
     listed = ", ".join(f"{d.index}: {d.name} ({d.total_memory_bytes / 2**30:.0f} GiB)" for d in environment.devices)
     detail = f"{environment.accelerator} {environment.accelerator_runtime}, driver {environment.driver}: {listed}"

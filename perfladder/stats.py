@@ -179,27 +179,22 @@ def compare_samples(
     for name, value in (("min_effect", min_effect), ("aa_noise_floor", aa_noise_floor or 0.0)):
         if not 0 <= value < math.inf:
             raise InputError(f"{name} is {value}; expected a relative change such as 0.02, from 0 up.")
-    first, second = _checked(baseline, "baseline"), _checked(candidate, "candidate")
-    if interleaved and len(first) != len(second):
-        raise InputError(
-            f"Interleaved samples come in pairs, but there are {len(first)} of baseline and {len(second)} of candidate."
-        )
     unit: Unit = "runs" if interleaved else "launches"
-    if not interleaved:
-        first, second = _launch_medians(baseline), _launch_medians(candidate)
+    first, second = _sides({"baseline": baseline, "candidate": candidate}, unit)
     medians = float(np.median(first)), float(np.median(second))
     speedup = medians[0] / medians[1] if min(medians) > 0 else None
-    blocked = _what_forbids_a_verdict(first, second, unit)
-    if blocked is not None or speedup is None:
+    obstacle = _obstacle(first, second, unit)
+    if obstacle is not None:
         return Comparison(
             verdict="undecided",
-            reason=blocked or "A median is zero.",
+            reason=obstacle,
             unit=unit,
             num_baseline=len(first),
             num_candidate=len(second),
             speedup=speedup,
             min_effect=min_effect,
         )
+    assert speedup is not None, "samples of zero are an obstacle"
     bootstrap = _resample(first, second, unit, seed)
     from scipy.stats import mannwhitneyu
 
@@ -242,18 +237,12 @@ def noise_floor(
     Raises:
         InputError: As in `compare_samples`.
     """
-    first = _checked(samples, "samples")
-    if repeat is not None:
-        second = _checked(repeat, "repeat")
-    elif interleaved:
-        first, second = first[: len(first) // 2 * 2 : 2], first[1::2]
-    if not interleaved:
-        first = _launch_medians(samples)
-        second = _launch_medians(repeat) if repeat is not None else first
-    if interleaved and len(first) != len(second):
-        raise InputError(f"Interleaved samples come in pairs, but there are {len(first)} and {len(second)} of them.")
     unit: Unit = "runs" if interleaved else "launches"
-    if _what_forbids_a_verdict(first, second, unit) is not None:
+    if repeat is None and interleaved:
+        runs = samples.values
+        samples, repeat = (Samples(launches=[half]) for half in (runs[: len(runs) // 2 * 2 : 2], runs[1::2]))
+    first, second = _sides({"samples": samples, "repeat": samples if repeat is None else repeat}, unit)
+    if _obstacle(first, second, unit) is not None:
         return None
     apart = abs(math.log(float(np.median(first) / np.median(second))))
     return max(_resample(first, second, unit, seed).noise_floor, math.expm1(apart))
@@ -272,7 +261,21 @@ class _Bootstrap:
     block_length: int | None
 
 
-def _checked(samples: Samples, name: str) -> np.ndarray:
+def _sides(named: dict[str, Samples], unit: Unit) -> tuple[np.ndarray, np.ndarray]:
+    """Both sides in `unit`: their runs, which must match one to one, or the medians of their launches."""
+    for name, samples in named.items():
+        _check(samples, name)
+    first, second = named.values()
+    if unit == "launches":
+        return _launch_medians(first), _launch_medians(second)
+    counts = [[len(launch) for launch in samples.launches] for samples in (first, second)]
+    if counts[0] != counts[1]:
+        what = " and ".join(f"{count} of {name}" for count, name in zip(counts, named, strict=True))
+        raise InputError(f"Interleaved samples come in pairs, but the launches hold {what} runs.")
+    return np.asarray(first.values, dtype=np.float64), np.asarray(second.values, dtype=np.float64)
+
+
+def _check(samples: Samples, name: str) -> None:
     values = np.asarray(samples.values, dtype=np.float64)
     if not len(values) or not all(samples.launches):
         raise InputError(f"{name} holds no samples, or a launch without any; leave out launches that failed.")
@@ -280,14 +283,13 @@ def _checked(samples: Samples, name: str) -> np.ndarray:
         raise InputError(f"{name} holds {num_bad} samples that are NaN or infinite; leave out runs that failed.")
     if num_bad := int((values < 0).sum()):
         raise InputError(f"{name} holds {num_bad} negative samples; a comparison needs times above 0.")
-    return values
 
 
 def _launch_medians(samples: Samples) -> np.ndarray:
     return np.array([np.median(launch) for launch in samples.launches])
 
 
-def _what_forbids_a_verdict(first: np.ndarray, second: np.ndarray, unit: Unit) -> str | None:
+def _obstacle(first: np.ndarray, second: np.ndarray, unit: Unit) -> str | None:
     if num_zeros := int((first == 0).sum() + (second == 0).sum()):
         return f"{num_zeros} samples are zero: below the clock's resolution, or not measured; a ratio says nothing."
     if unit == "runs" and len(first) < MIN_PAIRS:

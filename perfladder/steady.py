@@ -106,7 +106,7 @@ def warmup_end(samples_ms: Sequence[float], *, limit: int, min_tolerance: float 
 
 
 def find_drift(samples: Sequence[float], *, min_change: float = 0.02) -> Drift:
-    """Find a trend of `min_change` or more along the Theil-Sen line: significant at 1 % by Mann-Kendall, or plain to see.
+    """Find a trend of at least `min_change` on the Theil-Sen line: significant at 1 % by Mann-Kendall, or plain to see.
 
     Neighbouring runs resemble each other, which looks like a trend to the plain test; its variance is widened by the
     series' own autocorrelation, so that in short series only a strong trend shows. What a line leaves of a smooth,

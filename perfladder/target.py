@@ -124,6 +124,8 @@ class LoadedTarget:
 
     def load(self) -> dict[str, float]:
         """Import, build, move and compile the target; returns the seconds of each."""
+        if self.workload.nproc > 1:
+            raise NotPossibleHereError("nproc: runs over several processes are not supported yet; set it to 1.")
         seconds: dict[str, float] = {}
         with _seconds(seconds, "import"):
             self._import_path()

@@ -187,7 +187,7 @@ def test_every_result_field_is_in_the_run_directory_page():
 
 def test_names_in_the_skill_exist():
     fields = {name for model in all_models() for name in model.model_fields}
-    known = fields | set(get_args(Kind)) | set(get_args(Metric)) | set(get_args(Status)) | {"leaf_operators"}
+    known = fields | set(get_args(Kind)) | set(get_args(Metric)) | set(get_args(Status)) | {"operators"}
     known |= {"within_tolerance", "not_replayable"}
     text = re.sub(r"^```.*?^```$", "", SKILL.read_text(), flags=re.MULTILINE | re.DOTALL)
     for quoted in re.findall(r"`([^`]+)`", text):

@@ -89,11 +89,12 @@ def launches(*medians):
     return Samples(launches=[[median * 0.99, median, median * 1.01] for median in medians])
 
 
-def autoregressive(generator, n, autocorrelation, cv):
-    """Times about 10 ms whose logarithms are a stationary first-order autoregression."""
-    noise = generator.normal(size=n)
-    for index in range(1, n):
-        noise[index] = autocorrelation * noise[index - 1] + math.sqrt(1 - autocorrelation**2) * noise[index]
+def autoregressive(generator, shape, autocorrelation, cv):
+    """Times about 10 ms whose logarithms are stationary first-order autoregressions along the last axis."""
+    noise = generator.normal(size=shape)
+    for index in range(1, noise.shape[-1]):
+        fresh = math.sqrt(1 - autocorrelation**2) * noise[..., index]
+        noise[..., index] = autocorrelation * noise[..., index - 1] + fresh
     return 10 * np.exp(cv * noise)
 
 
@@ -231,6 +232,12 @@ def test_noise_floor_counts_what_favours_one_side():
     pattern = np.tile([1.0, 1.001, 0.999, 1.0005], 5)
     assert noise_floor(one_process(pattern), one_process(pattern * 1.04)) == pytest.approx(0.04, rel=0.1)
     assert noise_floor(one_process(pattern)) < 0.005
+
+
+def test_interleaved_launches_must_match_run_by_run():
+    sides = Samples(launches=[[1.0] * 10, [1.0] * 10]), Samples(launches=[[1.0] * 20])
+    with pytest.raises(InputError, match=r"launches hold \[10, 10\] of baseline and \[20\] of candidate runs"):
+        compare_samples(*sides, interleaved=True)
 
 
 def test_noise_floor_is_none_where_there_is_too_little():

@@ -20,7 +20,8 @@ AOT: Final = "aot_module"
 JIT: Final = "jit_module"
 _MAX_OBJECTS: Final = 3
 _MAX_CONTAINERS: Final = 3
-_CONTAINERS: Final = nn.ModuleList.__module__
+# Methods of torch's own layers and containers (`_conv_forward`, `append`) are no entry points, and cost at each call.
+_TORCH_LAYERS: Final = "torch.nn.modules."
 # What a bare module has of its own: registries and flags, never parts of a pipeline.
 _MODULE_INTERNALS: Final = frozenset(vars(nn.Module()))
 
@@ -132,10 +133,10 @@ def _call_site(part: Part) -> Site:
 
 
 def method_names(module: nn.Module) -> list[str]:
-    """Plain functions that the classes add to `nn.Module` and its containers, without dunders and `forward`."""
+    """Plain functions that the classes add to `nn.Module` and torch's own layers, without dunders and `forward`."""
     names: dict[str, None] = {}
     for cls in type(module).__mro__:
-        if cls not in nn.Module.__mro__ and cls.__module__ != _CONTAINERS:
+        if cls not in nn.Module.__mro__ and not cls.__module__.startswith(_TORCH_LAYERS):
             names.update(dict.fromkeys(name for name, value in vars(cls).items() if inspect.isfunction(value)))
     return [n for n in names if n != "forward" and not n.startswith("__") and n not in vars(nn.Module)]
 

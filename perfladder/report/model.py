@@ -76,11 +76,10 @@ class KernelTableView(Model):
     """The most expensive kernels of one replayed call."""
 
     stage: str | None
-    kind: Literal["kernels", "leaf_operators"] | None
+    kind: Literal["kernels", "operators"] | None
     total_us: float
     num_kernels: int
     attributed_share: float | None
-    operator_overhead_us: float | None
     unprofiled_ms: float | None
     device_busy_ms: float | None
     kernels: list[KernelSummary]

@@ -48,16 +48,15 @@ class Share(Model):
 
 
 class KernelsResult(RungResult):
-    """Kernels of the replayed stage, or its leaf operators where no accelerator is used; times are per replayed call."""
+    """Kernels of the replayed stage, or its operators by self time without an accelerator; times are per replayed call."""
 
     rung: str = "kernels"
     stage: str | None = None
-    kind: Literal["kernels", "leaf_operators"] | None = None
+    kind: Literal["kernels", "operators"] | None = None
     call_index: int | None = None
     repeats: int = 0
     total_us: float = 0.0
     attributed_share: float | None = None
-    operator_overhead_us: float | None = None
     unprofiled_ms: float | None = None
     device_busy_ms: float | None = None
     num_kernels: int = 0
@@ -117,12 +116,11 @@ def measure(loaded: LoadedTarget, request: KernelsRequest) -> KernelsResult:
     modules = [_module(row) for row in rows]
     return KernelsResult(
         stage=replay.manifest.stage,
-        kind="leaf_operators" if table.is_host else "kernels",
+        kind="operators" if table.is_host else "kernels",
         call_index=call.index,
         repeats=request.repeats,
         total_us=table.total_us / request.repeats,
         attributed_share=sum(row.share for row in rows if row.region is not None and row.operator is not None),
-        operator_overhead_us=table.non_leaf_ns / 1e3 / request.repeats if table.is_host else None,
         unprofiled_ms=request.unprofiled_ms,
         device_busy_ms=busy_ms(report),
         num_kernels=table.num_kernels // request.repeats,

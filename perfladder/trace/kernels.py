@@ -14,7 +14,6 @@ import numpy as np
 from perfladder.trace.attribution import Attribution, attribute
 from perfladder.trace.labels import FUNCTION_KIND, Label
 from perfladder.trace.model import BoolArray, Category, IntArray, Trace
-from perfladder.trace.nesting import ROOT
 from perfladder.trace.rows import Row
 
 _US: Final = 1e-3
@@ -24,28 +23,29 @@ _MAX_CODE: Final = 2**62
 
 @dataclass(frozen=True, eq=False)
 class KernelTable:
-    """One entry for each kernel, copy and fill, or for each leaf operator on a host-only trace.
+    """One entry for each kernel, copy and fill, or for each operator, with its self time, on a host-only trace.
 
     Attributes:
         trace: The trace that the indices below point into.
         labels: For each name of the trace, the region's label, as in `Attribution`.
-        is_host: Whether these are leaf operators.
+        is_host: Whether these are operators of the host.
         event: Index into the trace.
+        duration_ns: Duration of the kernel, or self time of the operator: so the entries never overlap.
         operator: Position (in `trace.forest`) of the innermost operator, or -1.
         outer_operator: Position of the outermost operator inside the innermost region, or -1.
         function: Position of the innermost span of a functional call, or -1.
         region: Position of the innermost region: the nearest module, or -1.
         run: Number of the run, or -1.
         launch: Position of the launching call, or -1.
-        launch_ns: Start of the launching call; -1 if unknown, and for leaf operators.
-        latency_ns: From there to the start on the device; -1 if unknown, and for leaf operators.
-        non_leaf_ns: Self time of operators that call others; 0 if a device does the work.
+        launch_ns: Start of the launching call; -1 if unknown, and for operators.
+        latency_ns: From there to the start on the device; -1 if unknown, and for operators.
     """
 
     trace: Trace
     labels: tuple[Label | None, ...]
     is_host: bool
     event: IntArray
+    duration_ns: IntArray
     operator: IntArray
     outer_operator: IntArray
     function: IntArray
@@ -54,7 +54,6 @@ class KernelTable:
     launch: IntArray
     launch_ns: IntArray
     latency_ns: IntArray
-    non_leaf_ns: int
 
     @property
     def num_kernels(self) -> int:
@@ -64,7 +63,7 @@ class KernelTable:
     @property
     def total_us(self) -> float:
         """Sum of the durations."""
-        return int(self.trace.duration_ns[self.event].sum()) * _US
+        return int(self.duration_ns.sum()) * _US
 
     def _label(self, position: int) -> str | None:
         label = self.labels[self.trace.forest.name_id[position]] if position >= 0 else None
@@ -87,18 +86,18 @@ class KernelTable:
             device=None if self.is_host or trace.device[event] < 0 else int(trace.device[event]),
             stream=None if self.is_host or trace.stream[event] < 0 else int(trace.stream[event]),
             start_us=int(trace.start_ns[event]) * _US,
-            duration_us=int(trace.duration_ns[event]) * _US,
+            duration_us=int(self.duration_ns[index]) * _US,
             launch_start_us=None if launch_ns < 0 else launch_ns * _US,
             launch_latency_us=None if self.launch[index] < 0 else latency_ns * _US,
         )
 
 
 class KernelRow(Row):
-    """One kernel, copy or fill (or leaf operator) with where it came from; times count from the trace's zero.
+    """One kernel, copy or fill (or operator) with where it came from; times count from the trace's zero.
 
     Attributes:
         kernel: Name of the kernel.
-        category: `kernel`, `gpu_memcpy`, `gpu_memset`, or `cpu_op` for a leaf operator.
+        category: `kernel`, `gpu_memcpy`, `gpu_memset`, or `cpu_op` for an operator.
         operator: Innermost operator that launched it.
         outer_operator: Outermost operator inside the region: what the module's code called.
         function: `torch.nn.functional` call around it, if these were marked.
@@ -158,7 +157,7 @@ class KernelSummary(Row):
 
 
 def list_kernels(trace: Trace, attribution: Attribution | None = None, *, only_runs: bool = False) -> KernelTable:
-    """Return one entry for each kernel, copy and fill, or for each leaf operator if no device worked in the window.
+    """Return one entry for each kernel, copy and fill, or for each operator if no device worked in the window.
 
     Args:
         trace: The trace.
@@ -175,7 +174,7 @@ def list_kernels(trace: Trace, attribution: Attribution | None = None, *, only_r
     function = forest.innermost(is_function_name[forest.name_id]) if is_function_name.any() else None
     if trace.has_device_work:
         return _device_table(trace, attribution, inner, outer, function, only_runs)
-    return _leaf_table(trace, attribution, inner, outer, function, is_operator, only_runs)
+    return _operator_entries(trace, attribution, outer, function, is_operator, only_runs)
 
 
 def _device_table(
@@ -196,6 +195,7 @@ def _device_table(
         labels=attribution.labels,
         is_host=False,
         event=event,
+        duration_ns=trace.duration_ns[event],
         operator=_at(inner, host),
         outer_operator=_at(outer, host),
         function=_at(function, host),
@@ -204,41 +204,35 @@ def _device_table(
         launch=launch,
         launch_ns=launch_ns,
         latency_ns=np.where(has_launch, trace.start_ns[event] - launch_ns, _NONE),
-        non_leaf_ns=0,
     )
 
 
-def _leaf_table(
+def _operator_entries(
     trace: Trace,
     attribution: Attribution,
-    inner: IntArray,
     outer: IntArray,
     function: IntArray | None,
     is_operator: BoolArray,
     only_runs: bool,
 ) -> KernelTable:
+    """Return every operator with its self time: one that calls others, as `aten::addmm`, may do the work itself."""
     forest = trace.forest
-    inside = is_operator & (attribution.run >= 0) if only_runs else is_operator
-    has_operator_below = np.zeros(forest.num_spans, bool)
-    # An operator may call others through one of our spans: then it is no leaf either.
-    above = np.where(forest.parent >= 0, inner[np.maximum(forest.parent, 0)], ROOT) if forest.num_spans else inner
-    has_operator_below[above[is_operator & (above >= 0)]] = True
-    leaves = np.flatnonzero(inside & ~has_operator_below)
-    absent = _absent(len(leaves))
+    chosen = np.flatnonzero(is_operator & (attribution.run >= 0) if only_runs else is_operator)
+    absent = _absent(len(chosen))
     return KernelTable(
         trace=trace,
         labels=attribution.labels,
         is_host=True,
-        event=forest.event[leaves],
-        operator=leaves,
-        outer_operator=outer[leaves],
-        function=_at(function, leaves),
-        region=attribution.region[leaves],
-        run=attribution.run[leaves],
+        event=forest.event[chosen],
+        duration_ns=forest.self_ns[chosen],
+        operator=chosen,
+        outer_operator=outer[chosen],
+        function=_at(function, chosen),
+        region=attribution.region[chosen],
+        run=attribution.run[chosen],
         launch=absent,
         launch_ns=absent,
         latency_ns=absent,
-        non_leaf_ns=int(forest.self_ns[inside & has_operator_below].sum()),
     )
 
 
@@ -252,7 +246,7 @@ def summarize_kernels(table: KernelTable, limit: int | None = None) -> list[Kern
         names.append(_at(forest.name_id.astype(np.int64), position))
     code = _combine(names)
     codes, first, inverse = np.unique(code, return_index=True, return_inverse=True)
-    duration = trace.duration_ns[table.event]
+    duration = table.duration_ns
     count = np.bincount(inverse, minlength=len(codes))
     total = np.bincount(inverse, weights=duration, minlength=len(codes))
     longest = np.zeros(len(codes), np.int64)

@@ -68,39 +68,38 @@ def test_summary_adds_up_and_is_sorted(scene) -> None:
     assert len(summarize_kernels(list_kernels(trace), limit=1)) == 1
 
 
-def test_leaf_operators_stand_in_on_a_host_only_trace(scene) -> None:
+def test_operators_stand_in_with_their_self_time_on_a_host_only_trace(scene) -> None:
     scene.run(0, 0, 200).label("untuned_module", "m", 10, 100)
-    scene.op("aten::linear", 20, 50).op("aten::t", 22, 8).op("aten::addmm", 32, 30)
+    scene.op("aten::linear", 20, 50).op("aten::t", 22, 8).op("aten::addmm", 32, 30).op("aten::copy_", 33, 5)
     scene.op("aten::add", 130, 10)
     table = list_kernels(scene.trace())
     assert table.is_host
-    found = {table.row(i).kernel: (table.row(i).region, table.row(i).outer_operator) for i in range(3)}
-    assert found == {
-        "aten::t": ("untuned_module:m", "aten::linear"),
-        "aten::addmm": ("untuned_module:m", "aten::linear"),
-        "aten::add": (None, "aten::add"),
+    rows = [table.row(index) for index in range(table.num_kernels)]
+    assert {row.kernel: (row.region, row.outer_operator, row.duration_us) for row in rows} == {
+        "aten::linear": ("untuned_module:m", "aten::linear", 12),
+        "aten::t": ("untuned_module:m", "aten::linear", 8),
+        "aten::addmm": ("untuned_module:m", "aten::linear", 25),
+        "aten::copy_": ("untuned_module:m", "aten::linear", 5),
+        "aten::add": (None, "aten::add", 10),
     }
-    assert table.total_us == 48
-    assert table.non_leaf_ns == 12_000
-    row = table.row(0)
-    assert (row.category, row.device, row.stream, row.launch_start_us) == ("cpu_op", None, None, None)
+    assert table.total_us == 60
+    assert (rows[0].category, rows[0].device, rows[0].stream, rows[0].launch_start_us) == ("cpu_op", None, None, None)
 
 
-def test_operator_that_calls_others_through_a_region_is_no_leaf(scene) -> None:
+def test_operator_that_calls_others_through_a_region_does_not_own_the_region(scene) -> None:
     scene.op("outer", 0, 100).label("untuned_module", "m", 10, 50).op("inner", 20, 10)
     table = list_kernels(scene.trace())
-    assert [table.row(index).kernel for index in range(table.num_kernels)] == ["inner"]
-    assert table.non_leaf_ns == 50_000
+    rows = [table.row(index) for index in range(table.num_kernels)]
+    assert {row.kernel: row.duration_us for row in rows} == {"outer": 50, "inner": 10}
 
 
-def test_leaves_and_the_rest_add_up_on_a_real_trace() -> None:
+def test_operators_add_up_on_a_real_trace() -> None:
     trace = Trace.read(Path(__file__).parents[1] / "data" / "cpu_small.json", with_arguments=True)
     table = list_kernels(trace)
     forest = trace.forest
     is_operator = trace.category[forest.event] == Category.CPU_OP
     is_operator &= [trace.labels[name] is None for name in forest.name_id]
-    total_ns = int(forest.self_ns[is_operator].sum())
-    assert int(trace.duration_ns[table.event].sum()) + table.non_leaf_ns == total_ns
+    assert int(table.duration_ns.sum()) == int(forest.self_ns[is_operator].sum())
     summary = summarize_kernels(table)
     assert sum(row.share for row in summary) == pytest.approx(1)
     by_name = {row.kernel: row for row in summary}
