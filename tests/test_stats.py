@@ -220,7 +220,7 @@ def test_change_within_the_measured_noise_of_the_machine_stays_undecided():
 def test_noise_floor_is_seldom_exceeded_by_the_same_code():
     generator = np.random.default_rng(16)
     exceeded = []
-    for _ in range(300):
+    for _ in range(150):
         first, second, third = autoregressive(generator, 90, 0.0, 0.03).reshape(30, 3).T
         floor = noise_floor(one_process(first), one_process(second))
         change = compare_samples(one_process(first), one_process(third), interleaved=True).speedup
