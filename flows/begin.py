@@ -14,7 +14,7 @@ from perfladder.tasks.store import StoreError, TrackingStore, resolve_tracking_u
 from perfladder.workload import Workload, WorkloadFile, load_workload
 
 _PATIENCE_S = 10.0
-"""How long someone who has pressed Ctrl-C waits for the store."""
+"""How long someone who ends the run, by Ctrl-C say, waits for the store."""
 
 
 class Begun(NamedTuple):
@@ -46,8 +46,9 @@ def begin(config: ProfilePipelineConfig, tell: Callable[[str], None]) -> Iterato
         try:
             with ladder:
                 yield Begun(ladder, store)
-        except (KeyboardInterrupt, SystemExit, GeneratorExit):
-            store.longest_wait_s = _PATIENCE_S
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                store.longest_wait_s = _PATIENCE_S
             raise
         finally:
             with suppress(StoreError):
@@ -56,5 +57,5 @@ def begin(config: ProfilePipelineConfig, tell: Callable[[str], None]) -> Iterato
 
 def _workload_file(config: ProfilePipelineConfig) -> WorkloadFile:
     if isinstance(config.workload, Workload):
-        return WorkloadFile(config.workload, Path(config.base_dir or "."))
+        return WorkloadFile(config.workload, Path(config.base_dir or ".").resolve())
     return load_workload(config.workload)

@@ -270,13 +270,13 @@ def _users_url(variables: Mapping[str, str]) -> str | None:
     """An empty PREFECT_API_URL counts as unset. Prefect's settings cost a second: only where a file may hold some."""
     if url := variables.get("PREFECT_API_URL", "").strip():
         return url
+    if not os.environ.get("PREFECT_API_URL", "").strip():
+        # Set but empty, Prefect loses all task runs.
+        os.environ.pop("PREFECT_API_URL", None)
     home = Path(variables.get("PREFECT_HOME") or Path.home() / ".prefect")
     files = [Path(variables.get("PREFECT_PROFILES_PATH") or home / "profiles.toml"), Path("prefect.toml"), Path(".env")]
     if not any(file.is_file() for file in files) and not _names_prefect(Path("pyproject.toml")):
         return None
-    if "PREFECT_API_URL" in os.environ:
-        # Set but empty: with it, Prefect loses all task runs.
-        del os.environ["PREFECT_API_URL"]
     from prefect.settings import get_current_settings
 
     return get_current_settings().api.url

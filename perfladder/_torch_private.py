@@ -35,6 +35,14 @@ def is_profiler_active() -> bool:
     return is_here or bool(getattr(torch.autograd.profiler, "_is_profiler_enabled", False))
 
 
+def can_record_all_threads() -> bool:
+    """Whether this torch can record the operators of all threads; that costs no more for each event."""
+    try:
+        return make_profiler_config(all_threads=True, trace_only=False) is not None
+    except AttributeError:
+        return False
+
+
 def make_profiler_config(*, all_threads: bool, trace_only: bool) -> Any | None:
     """Return torch's experimental profiler configuration, or None for its defaults.
 

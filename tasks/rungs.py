@@ -21,10 +21,10 @@ _UPLOADING: dict[str, Any] = {"cache_policy": NO_CACHE, "retries": 1, "retry_del
 
 
 def climb_rung(ladder: Climb, rung: Rung) -> RungResult:
-    """Climb a rung as a task such as `1-stages`, tagged with the step of SKILL.md that it carries out."""
+    """Climb a rung as a task such as `1-stages`: it carries out what SKILL.md says under "Rung 1"."""
     name = f"{rung.number}-{rung.name}"
-    tags = [f"skill-step-{rung.number}", "measures"]
-    step = climb_rung_task.with_options(name=name, task_run_name=name, description=rung.question, tags=tags)
+    # No tags: Prefect asks its server for every tagged task whether it may start.
+    step = climb_rung_task.with_options(name=name, task_run_name=name, description=rung.question)
     outcome = step(ladder, rung, return_state=True).result(raise_on_failure=False)
     if isinstance(outcome, BaseException):  # Not the rung's failure, which is a result, but the run directory's, say.
         raise outcome
@@ -37,8 +37,9 @@ def climb_rung_task(ladder: Climb, rung: Rung) -> State[RungResult]:
     result = ladder.climb_rung(rung)
     if result.status == "failed":
         return Failed(message=result.reason, data=result)
-    name = "Completed" if result.status == "done" else result.status.title().replace("_", "")
-    return Completed(name=name, message=result.reason, data=result)
+    if result.status == "done":
+        return Completed(message=f"Rung {rung.number} of SKILL.md: {rung.question}", data=result)
+    return Completed(name=result.status.title().replace("_", ""), message=result.reason, data=result)
 
 
 def log_rung(store: TrackingStore, run: RunDirectory, rung: Rung) -> None:

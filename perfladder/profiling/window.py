@@ -122,7 +122,10 @@ def profile_runs(
     """
     walls: list[float] = []
     peaks: dict[str, Peak] = {}
-    with record_window(trace_path, activities=activities, mark_garbage_collection=True) as window:
+    covers_threads = _torch_private.can_record_all_threads()
+    with record_window(
+        trace_path, activities=activities, mark_garbage_collection=True, all_threads=covers_threads
+    ) as window:
         for index, call in enumerate(calls):
             with _peak_memory(sites, peaks, meter or _find_meter(window)):
                 call.prepare()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import secrets
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -139,12 +140,20 @@ def record_window(
         profiler = _make_profiler(chosen, with_shapes=with_shapes, with_stack=with_stack, all_threads=all_threads)
         _synchronize(chosen)  # the device's lazy start must not be charged to the window
         has_profiled_before = True
-        profiler.start()
+        _start(profiler)
         with _stopped(profiler, window, temporary), _garbage_collection_marks(mark_garbage_collection):
             yield window
             _synchronize(chosen)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _start(profiler: torch.profiler.profile) -> None:
+    with warnings.catch_warnings():
+        # torch 2.11 tells everyone that events are kept for one cycle only, which is what is wanted; `acc_events=True`
+        # would silence it and parse all events at the stop, for seconds.
+        warnings.filterwarnings("ignore", message=r"(?s).*acc_events", category=UserWarning)
+        profiler.start()
 
 
 @contextmanager

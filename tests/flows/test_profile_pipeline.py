@@ -105,7 +105,7 @@ def test_prefect_has_the_flow_run_its_task_runs_and_artifacts(toy_answer: dict[s
     rungs = [f"{rung.number}-{rung.name}" for rung in RUNGS]
     assert set(runs) == {*rungs, *(f"{name}-to-mlflow" for name in rungs), "report-to-mlflow", "publish"}
     assert {run.state_name for run in runs.values()} == {"Completed"}
-    assert "skill-step-1" in runs["1-stages"].tags
+    assert "Rung 1 of SKILL.md" in runs["1-stages"].state.message
     artifacts = {artifact.key: artifact for artifact in prefect_client.read_artifacts()}
     assert {"report-toy", "findings-toy"} <= set(artifacts)
     assert "toy" in artifacts["report-toy"].data
