@@ -43,12 +43,14 @@ def run_profile_pipeline(config: ProfilePipelineConfig, tell: Callable[[str], No
 
 
 def _client_variables(server: PrefectServer | UsersServer, variables: Mapping[str, str]) -> dict[str, str]:
-    """What Prefect reads when it is imported. Failed rungs are told by the ladder; Prefect need not say it again."""
-    wanted = {"PREFECT_LOGGING_LEVEL": "WARNING", "PREFECT_LOGGING_LOGGERS_PREFECT_TASK_RUNS_LEVEL": "CRITICAL"}
+    """What Prefect reads when it is imported; whatever the user has set stays."""
+    wanted = {}
+    if not variables.get("PREFECT_LOGGING_LEVEL"):
+        wanted["PREFECT_LOGGING_LEVEL"] = "WARNING"
+        # What fails is told by the ladder, and as this run's own error; Prefect need not show it again, with its stack.
+        wanted |= {f"PREFECT_LOGGING_LOGGERS_PREFECT_{kind}_RUNS_LEVEL": "CRITICAL" for kind in ("FLOW", "TASK")}
     if isinstance(server, PrefectServer):
         wanted |= {"PREFECT_HOME": str(server.state), "DO_NOT_TRACK": "true"}
-    if variables.get("PREFECT_LOGGING_LEVEL"):
-        del wanted["PREFECT_LOGGING_LOGGERS_PREFECT_TASK_RUNS_LEVEL"]
     missing = {name: value for name, value in wanted.items() if not variables.get(name)}
     for name in ("NO_PROXY", "no_proxy"):
         missing[name] = ",".join(filter(None, [variables.get(name), "127.0.0.1"]))
@@ -58,11 +60,14 @@ def _client_variables(server: PrefectServer | UsersServer, variables: Mapping[st
 @contextmanager
 def _prefect_at(url: str, *, is_local: bool) -> Iterator[None]:
     """Prefect's settings with this server; at the end, what is still on its way is sent."""
-    from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
+    from prefect import settings
 
-    # Nobody listens to heartbeats on the local server, and their thread is waited for, up to a second.
-    heartbeat: dict[Any, Any] = {PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None} if is_local else {}
-    with temporary_settings({PREFECT_API_URL: url, **heartbeat}):
+    wanted: dict[Any, Any] = {settings.PREFECT_API_URL: url}
+    if is_local:
+        # Nobody listens to heartbeats there, and their thread is waited for, up to a second. A local server that does
+        # not answer has died: with the usual five retries, each call would take a minute.
+        wanted |= {settings.PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None, settings.PREFECT_CLIENT_MAX_RETRIES: 1}
+    with settings.temporary_settings(wanted):
         try:
             yield
         finally:

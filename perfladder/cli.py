@@ -162,7 +162,9 @@ def _run_flow(
         raise NotPossibleHereError(
             f"{' and '.join(missing)} not installed. Install with: pip install 'perfladder[all]'; or add --plain to climb without."
         )
-    from perfladder.flows.profile_pipeline import ProfilePipelineConfig, run_profile_pipeline
+    # Not from the flow's own module: that imports Prefect, which reads its settings then, and takes seconds.
+    from perfladder.flows.config import ProfilePipelineConfig
+    from perfladder.flows.run import run_profile_pipeline
 
     config = ProfilePipelineConfig(
         workload=file.workload,

@@ -182,6 +182,7 @@ class Climb:
 
     def __enter__(self) -> Self:
         """Start both children: they load while servers start, and nothing is measured before all are ready."""
+        self.tell("loading the target")
         try:
             self._broad.begin_load()
             if len(self.rungs) > 1:

@@ -6,6 +6,7 @@ reported beside them, so that both add up to the time in operators.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,10 +16,10 @@ from perfladder.trace.attribution import Attribution, attribute
 from perfladder.trace.labels import FUNCTION_KIND, Label
 from perfladder.trace.model import BoolArray, Category, IntArray, Trace
 from perfladder.trace.rows import Row
+from perfladder.trace.sums import count_by, number_combinations, sum_by
 
 _US: Final = 1e-3
 _NONE: Final = -1
-_MAX_CODE: Final = 2**62
 
 
 @dataclass(frozen=True, eq=False)
@@ -241,22 +242,18 @@ def summarize_kernels(table: KernelTable, limit: int | None = None) -> list[Kern
     trace, forest = table.trace, table.trace.forest
     if not table.num_kernels:
         return []
-    names: list[IntArray] = [trace.name_id[table.event].astype(np.int64), trace.category[table.event].astype(np.int64)]
-    for position in (table.operator, table.outer_operator, table.function, table.region):
-        names.append(_at(forest.name_id.astype(np.int64), position))
-    code = _combine(names)
-    codes, first, inverse = np.unique(code, return_index=True, return_inverse=True)
-    duration = table.duration_ns
-    count = np.bincount(inverse, minlength=len(codes))
-    total = np.bincount(inverse, weights=duration, minlength=len(codes))
-    longest = np.zeros(len(codes), np.int64)
-    by_duration = np.argsort(duration, kind="stable")
-    longest[inverse[by_duration]] = by_duration  # the last one assigned, so the longest, stays
+    positions = (table.operator, table.outer_operator, table.function, table.region)
+    columns = (_at(forest.name_id, position) for position in positions)
+    code, size = number_combinations(
+        itertools.chain((trace.name_id[table.event], trace.category[table.event]), columns), table.num_kernels
+    )
+    count, total = count_by(code, size), sum_by(code, table.duration_ns, size)
+    longest = _longest(code, table.duration_ns, size)
     whole = max(float(total.sum()), 1e-9)
     order = np.argsort(-total, kind="stable")[:limit].tolist()
     return [
         KernelSummary(
-            **table.row(int(first[index])).model_dump(
+            **table.row(int(longest[index])).model_dump(
                 include={"kernel", "category", "operator", "outer_operator", "function", "region"}
             ),
             count=int(count[index]),
@@ -269,16 +266,14 @@ def summarize_kernels(table: KernelTable, limit: int | None = None) -> list[Kern
     ]
 
 
-def _combine(columns: list[IntArray]) -> IntArray:
-    """Return one code for each distinct combination of values, each at least -1."""
-    code, size = np.zeros(len(columns[0]), np.int64), 1
-    for column in columns:
-        values = int(column.max()) + 2
-        if size * values >= _MAX_CODE:
-            _, code = np.unique(code, return_inverse=True)
-            size = int(code.max()) + 1
-        code, size = code * values + (column + 1), size * values
-    return code
+def _longest(code: IntArray, duration: IntArray, size: int) -> IntArray:
+    """Return, for each code, the place of the longest entry."""
+    most = np.full(size, -1, np.int64)
+    np.maximum.at(most, code, duration)
+    places = np.flatnonzero(duration == most[code])
+    longest = np.zeros(size, np.int64)
+    longest[code[places]] = places
+    return longest
 
 
 def _absent(count: int) -> IntArray:

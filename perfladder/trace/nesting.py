@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from perfladder.trace.model import BoolArray, Category, IntArray
+from perfladder.trace.sums import slices
 
 if TYPE_CHECKING:
     from perfladder.trace.model import Trace
@@ -68,16 +69,19 @@ class Forest:
     @cached_property
     def self_ns(self) -> IntArray:
         """Duration of each span without its children; never negative."""
-        has_parent = self.parent >= 0
-        children = np.bincount(
-            self.parent[has_parent], weights=self.duration_ns[has_parent], minlength=self.num_spans
-        ).astype(np.int64)
-        return np.maximum(self.duration_ns - children, 0)
+        own = self.duration_ns.copy()
+        for part in slices(self.num_spans):
+            has_parent = self.parent[part] >= 0
+            np.subtract.at(own, self.parent[part][has_parent], self.duration_ns[part][has_parent])
+        return np.maximum(own, 0, out=own)
 
     @cached_property
     def num_children(self) -> IntArray:
         """Number of direct children of each span."""
-        return np.bincount(self.parent[self.parent >= 0], minlength=self.num_spans).astype(np.int32)
+        count = np.zeros(self.num_spans, np.int32)
+        for part in slices(self.num_spans):
+            np.add.at(count, self.parent[part][self.parent[part] >= 0], 1)
+        return count
 
     @cached_property
     def _levels(self) -> list[IntArray]:
@@ -86,7 +90,7 @@ class Forest:
 
     def innermost(self, wanted: BoolArray) -> IntArray:
         """Return, for each span, the position of the innermost wanted span that is it or encloses it, or -1."""
-        found = np.where(wanted, np.arange(self.num_spans, dtype=np.int32), np.int32(ROOT))
+        found = self._positions_of(wanted)
         for level in self._levels[1:]:
             level = level[found[level] < 0]
             found[level] = found[self.parent[level]]
@@ -99,13 +103,18 @@ class Forest:
             wanted: Which spans count.
             barrier: Spans that begin anew: what encloses them is not looked at.
         """
-        found = np.where(wanted, np.arange(self.num_spans, dtype=np.int32), np.int32(ROOT))
+        found = self._positions_of(wanted)
         for level in self._levels[1:]:
             above = found[self.parent[level]]
             if barrier is not None:
                 above = np.where(barrier[level], ROOT, above)
             found[level] = np.where(above >= 0, above, found[level])
         return found
+
+    def _positions_of(self, wanted: BoolArray) -> IntArray:
+        positions = np.arange(self.num_spans, dtype=np.int32)
+        positions[~wanted] = ROOT
+        return positions
 
     def sum_up(self, values: IntArray) -> IntArray:
         """Return, for each span, the sum of `values` over it and all spans inside it."""
@@ -187,13 +196,15 @@ def _nest_by_counting(start: IntArray, end: IntArray) -> tuple[IntArray, IntArra
     if count == 0:
         return np.empty(0, np.int64), np.empty(0, np.int64), 0
     # Ends up to each start; spans without duration at the very same start come after the span, so they do not count.
-    num_ended = np.searchsorted(np.sort(end), start, side="right")
+    depth = np.arange(count, dtype=np.int32)
+    sorted_end = np.sort(end)
+    for part in slices(count):
+        depth[part] -= np.searchsorted(sorted_end, start[part], side="right")
+    del sorted_end
     is_empty = start == end
     if is_empty.any():
-        empty_starts = start[is_empty]
         num_empty_before = np.cumsum(is_empty) - is_empty
-        num_ended -= np.searchsorted(empty_starts, start, side="right") - num_empty_before
-    depth = np.arange(count) - num_ended
+        depth += np.searchsorted(start[is_empty], start, side="right") - num_empty_before
     if depth.min() < 0:
         return None
     parent = np.full(count, ROOT, np.int32)

@@ -11,17 +11,18 @@ from collections.abc import Sequence
 from typing import Final, Literal
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import Field
 
 from perfladder.trace.attribution import Attribution, attribute
 from perfladder.trace.model import DEVICE_WORK, BoolArray, Category, IntArray, Trace
 from perfladder.trace.nesting import Forest
 from perfladder.trace.rows import Row
+from perfladder.trace.sums import count_by, sum_by
 
 SortKey = Literal["cpu_time_total", "device_time_total"]
 _STEP: Final = re.compile(r"^ProfilerStep#\d+$")
 _US: Final = 1e-3
+_NOWHERE: Final = np.int32(-1)
 
 
 class OperatorRow(Row):
@@ -81,25 +82,20 @@ def _host_rows(trace: Trace, inside: BoolArray | None) -> list[OperatorRow]:
     key = _table_names(trace)[forest.name_id] * 2 + is_annotation
     if is_dropped.any():
         key = key[forest.innermost(~is_dropped)]
-    own_device = device_time_by_span(trace)
-    device = forest.sum_up(own_device)
-    kept = ~is_dropped
     if inside is not None:
-        kept &= inside
-    counted = np.ones(len(key), bool) if inside is None else inside
+        key = np.where(inside, key, _NOWHERE)
     size = int(key.max(initial=-1)) + 1
-    count = np.bincount(key[kept], minlength=size)
-    columns = [
-        np.bincount(key[mask], weights=values[mask], minlength=size) * _US
-        for mask, values in (
-            (counted, forest.self_ns),
-            (kept, forest.duration_ns),
-            (counted, own_device),
-            (kept, device),
-        )
-    ]
-    names = [_STEP.sub("ProfilerStep*", name) for name in trace.names]
+    columns = [sum_by(key, forest.self_ns, size) * _US]
     has_device = trace.has_device_work
+    own_device = device_time_by_span(trace) if has_device else None
+    if own_device is not None:
+        columns.append(sum_by(key, own_device, size) * _US)
+    key[is_dropped] = _NOWHERE
+    count = count_by(key, size)
+    columns.insert(1, sum_by(key, forest.duration_ns, size) * _US)
+    if own_device is not None:
+        columns.append(sum_by(key, forest.sum_up(own_device), size) * _US)
+    names = [_STEP.sub("ProfilerStep*", name) for name in trace.names]
     return [
         OperatorRow(
             key=names[code // 2],
@@ -173,9 +169,9 @@ def device_time_by_span(trace: Trace) -> IntArray:
     return np.bincount(owners[has_owner], weights=durations[has_owner], minlength=forest.num_spans).astype(np.int64)
 
 
-def _table_names(trace: Trace) -> npt.NDArray[np.int64]:
+def _table_names(trace: Trace) -> IntArray:
     """Return, for each name id, the id of the name it is counted under: profiler steps are one row."""
-    ids = np.arange(len(trace.names))
+    ids = np.arange(len(trace.names), dtype=np.int32)
     steps = [index for index, name in enumerate(trace.names) if _STEP.match(name)]
     if steps:
         ids[steps] = steps[0]

@@ -15,6 +15,7 @@ from perfladder.trace.labels import GC_KIND
 from perfladder.trace.model import BoolArray, Category, IntArray, Trace
 from perfladder.trace.rows import Row
 from perfladder.trace.runtime_calls import CallKind, classify_call, classify_copy
+from perfladder.trace.sums import slices
 
 _US: Final = 1e-3
 NO_OPERATOR: Final = "(no operator)"
@@ -168,16 +169,16 @@ class HostParts:
             group: Each span's group, such as its run.
             num_groups: Number of groups.
         """
-        positions = np.flatnonzero(chosen)
-        code = group[positions].astype(np.int64) * len(Part) + self.part[positions]
-        sums = np.bincount(
-            code, weights=self.trace.forest.self_ns[positions], minlength=num_groups * len(Part)
-        ).reshape(num_groups, len(Part))
-        waits = positions[self.part[positions] == Part.SYNCHRONIZATION]
+        sums = np.zeros((num_groups, len(Part)))
+        for part in slices(len(chosen)):
+            code = group[part][chosen[part]].astype(np.int64) * len(Part) + self.part[part][chosen[part]]
+            own_ns = self.trace.forest.self_ns[part][chosen[part]]
+            sums += np.bincount(code, weights=own_ns, minlength=sums.size).reshape(sums.shape)
+        waits = self.waits[chosen[self.waits]]
         sites = self._sites(waits, group[waits])
         return [
             HostSplit(
-                **{f"{part.name.lower()}_us": float(sums[index, part]) * _US for part in Part},
+                **{f"{kind.name.lower()}_us": float(sums[index, kind]) * _US for kind in Part},
                 synchronizations=tuple(sites.get(index, ())),
             )
             for index in range(num_groups)

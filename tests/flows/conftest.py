@@ -27,7 +27,7 @@ class Flow:
         environment = {
             name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_"))
         }
-        # With a temporary folder of their own, flows take turns with each other, and not with other jobs of this machine.
+        # With a temporary folder of their own, flows take turns with each other, not with other jobs of this machine.
         environment |= {"HOME": str(log.parent), "TMPDIR": str(log.parent.parent), _MARKER: self.marker, **variables}
         with log.open("w") as file:
             self.process = subprocess.Popen(

@@ -163,8 +163,10 @@ def test_a_failed_rung_is_a_failed_task_run_and_the_flow_goes_on(
 def test_a_target_that_fails_at_once_is_a_failed_flow_run(
     begin_flow: BeginFlow, toy: dict[str, Any], prefect_client: Any
 ) -> None:
-    answer = begin_flow({**toy, "inputs": {"fail": True}}).answer()
+    flow = begin_flow({**toy, "inputs": {"fail": True}})
+    answer = flow.answer()
     assert (answer["status"], answer["exit_code"]) == ("failed", 3), answer
+    assert "Traceback" not in flow.log.read_text()
     record = record_of(answer)
     assert prefect_client.read_flow_run(record.prefect_flow_run_id).state_name == "Failed"
     runs = mlflow_runs(record)
