@@ -21,8 +21,8 @@ app = typer.Typer(
     name="perfladder",
     help="Finds why a PyTorch inference pipeline is slow, from stage timing down to kernels, with evidence.",
     epilog=(
-        "Exit codes: 0 done; 1 a finding or regression that you asked to fail on; 2 wrong input; 3 the workload failed; "
-        "4 not possible here; 5 done, but a rung failed."
+        "Exit codes: 0 done; 1 a finding or regression that you asked to fail on; 2 wrong input; "
+        "3 the workload failed; 4 not possible here; 5 done, but a rung failed."
     ),
     no_args_is_help=True,
     add_completion=False,
@@ -160,7 +160,8 @@ def _run_flow(
     missing = [name for name in ("prefect", "mlflow") if importlib.util.find_spec(name) is None]
     if missing:
         raise NotPossibleHereError(
-            f"{' and '.join(missing)} not installed. Install with: pip install 'perfladder[all]'; or add --plain to climb without."
+            f"{' and '.join(missing)} not installed. Install with: pip install 'perfladder[all]'; "
+            "or add --plain to climb without."
         )
     # Not from the flow's own module: that imports Prefect, which reads its settings then, and takes seconds.
     from perfladder.flows.config import ProfilePipelineConfig

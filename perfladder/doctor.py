@@ -83,8 +83,8 @@ def render(examination: Examination) -> None:
     console = Console(highlight=False)
     environment = examination.environment
     console.print(
-        f"perfladder {examination.perfladder_version}, Python {environment.python}, torch {environment.packages.get('torch')}, "
-        f"{environment.system}"
+        f"perfladder {examination.perfladder_version}, Python {environment.python}, "
+        f"torch {environment.packages.get('torch')}, {environment.system}"
     )
     console.print(
         f"CPU: {environment.cpu}, {environment.num_cpus} usable, {environment.torch_threads} torch threads, "

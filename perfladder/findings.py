@@ -147,12 +147,15 @@ def _from_stages(result: StagesResult, workload: Workload) -> list[Finding]:
             Finding(
                 kind="outside_dominates",
                 rung="stages",
-                claim=f"{outside:.0%} of the time is outside every stage: in the pipeline's own code or in parts that are not observed.",
+                claim=(
+                    f"{outside:.0%} of the time is outside every stage: in the pipeline's own code or in parts that are "
+                    "not observed."
+                ),
                 evidence=[outside_evidence],
                 uncertainty=_interval_text(interval),
                 refuted_by="a stage, named under 'stages', that covers this time",
                 next_experiment=(
-                    "Read the regions of rung 2 for what runs outside; name the methods that do the work under 'stages' "
+                    "Read the regions of rung 2 for what runs outside; name the methods that do it under 'stages' "
                     "in the workload and run again."
                 ),
             )
@@ -212,8 +215,9 @@ def _cadence(result: StagesResult, workload: Workload) -> list[Finding]:
             kind="cadence_met" if is_met else "cadence_missed",
             rung="stages",
             claim=(
-                f"p95 chunk latency is {cadence.chunk_ms.p95:.1f} ms against {media.chunk_ms:.1f} ms of media minus a margin of "
-                f"{media.margin_ms:.1f} ms: {abs(cadence.headroom_ms):.1f} ms {'of headroom' if is_met else 'too late'}."
+                f"p95 chunk latency is {cadence.chunk_ms.p95:.1f} ms against {media.chunk_ms:.1f} ms of media minus a "
+                f"margin of {media.margin_ms:.1f} ms: {abs(cadence.headroom_ms):.1f} ms "
+                f"{'of headroom' if is_met else 'too late'}."
             ),
             evidence=[
                 Evidence(
@@ -226,7 +230,9 @@ def _cadence(result: StagesResult, workload: Workload) -> list[Finding]:
                     source=_where("stages", "cadence"),
                 ),
             ],
-            uncertainty=f"{cadence.chunk_ms.n} chunks, from {cadence.chunk_ms.min:.1f} to {cadence.chunk_ms.max:.1f} ms",
+            uncertainty=(
+                f"{cadence.chunk_ms.n} chunks, from {cadence.chunk_ms.min:.1f} to {cadence.chunk_ms.max:.1f} ms"
+            ),
             refuted_by="a longer run in which the p95 crosses the limit",
             next_experiment=_cadence_experiment(is_met, cadence.chunk_ms.n),
         )
@@ -257,7 +263,8 @@ def _not_replayable(result: CaptureResult) -> list[Finding]:
 
 
 def _from_harness(result: HarnessResult, workload: Workload) -> list[Finding]:
-    assert result.timing_ratio is not None and result.timing_ratio_interval is not None
+    assert result.timing_ratio is not None
+    assert result.timing_ratio_interval is not None
     ratio = Evidence(
         metric="timing_ratio",
         value=result.timing_ratio,
@@ -288,8 +295,8 @@ def _from_harness(result: HarnessResult, workload: Workload) -> list[Finding]:
     elif result.is_timing_faithful is None:
         kind = "replay_timing_undecided"
         claim = (
-            f"The replay of {result.stage} gives the same output; whether it takes as long as in the pipeline cannot be told: "
-            f"{result.timing_ratio:.2f} times, from noisy samples."
+            f"The replay of {result.stage} gives the same output; whether it takes as long as in the pipeline cannot be "
+            f"told: {result.timing_ratio:.2f} times, from noisy samples."
         )
         next_experiment = (
             "Run again on an idle machine with more repeats; until then trust its shares, not its durations."
@@ -297,7 +304,10 @@ def _from_harness(result: HarnessResult, workload: Workload) -> list[Finding]:
     else:
         kind = "replay_faithful"
         parity = "bit for bit" if result.parity == "exact" else "within tolerance"
-        claim = f"{result.stage} alone behaves as in the pipeline: the same output {parity}, {result.timing_ratio:.2f} times its duration."
+        claim = (
+            f"{result.stage} alone behaves as in the pipeline: the same output {parity}, {result.timing_ratio:.2f} times "
+            "its duration."
+        )
         next_experiment = "Try a change on the replay first: it takes seconds, and stands for the pipeline."
     return [
         Finding(
@@ -352,7 +362,7 @@ def _from_regions(result: RegionsResult, workload: Workload) -> list[Finding]:
             Finding(
                 kind="profiler_distorts",
                 rung="regions",
-                claim=f"Profiled runs took {ratio:.1f} times as long as plain ones: the work consists of many short operators.",
+                claim=f"Profiled runs took {ratio:.1f} times as long as plain ones: the work is many short operators.",
                 evidence=[
                     Evidence(
                         metric="profiled_ratio",
@@ -363,7 +373,7 @@ def _from_regions(result: RegionsResult, workload: Workload) -> list[Finding]:
                 ],
                 uncertainty="the plain runs are those of rung 1, in the same process",
                 refuted_by="a profiled run that is as fast as a plain one",
-                next_experiment="Trust shares of regions only where they agree with stage timing; quote latency from rung 1.",
+                next_experiment="Trust a region's share only where stage timing agrees; quote latency from rung 1.",
             )
         )
     return found
@@ -396,14 +406,16 @@ def _from_kernels(result: KernelsResult, workload: Workload) -> list[Finding]:
             ],
             uncertainty=f"{result.repeats} profiled replays of one call; shares, no latencies",
             refuted_by="another order in an unprofiled comparison with one of these replaced",
-            next_experiment=f"Replace or fuse {top.name} in {block.name}, check the output on the replay, and time the whole workload.",
+            next_experiment=(
+                f"Replace or fuse {top.name} in {block.name}, check the output on the replay, and time the whole workload."
+            ),
         )
     ]
     return found + _device_idle(result.device_busy_ms, result.unprofiled_ms, "kernels", result.stage)
 
 
 def _device_idle(busy_ms: float | None, plain_ms: float | None, rung: str, stage: str | None) -> list[Finding]:
-    """The device's work from the profiled window, against the duration of plain runs: the profiler slows only the host."""
+    """The device's work from the profiled window against the duration of plain runs: profiling slows only the host."""
     if busy_ms is None or not plain_ms or busy_ms / plain_ms >= _BUSY_FRAC:
         return []
     what = "run" if stage is None else f"call of {stage}"
@@ -413,7 +425,7 @@ def _device_idle(busy_ms: float | None, plain_ms: float | None, rung: str, stage
             kind="device_mostly_idle",
             rung=rung,
             stage=stage,
-            claim=f"The device works for {busy_ms:.3g} ms of a {what} that takes {plain_ms:.3g} ms: it waits for the host.",
+            claim=f"The device works for {busy_ms:.3g} ms of a {what} of {plain_ms:.3g} ms: it waits for the host.",
             evidence=[
                 Evidence(
                     metric="device_busy_ms / unprofiled_ms",
@@ -422,10 +434,11 @@ def _device_idle(busy_ms: float | None, plain_ms: float | None, rung: str, stage
                     source=source,
                 )
             ],
-            uncertainty="device work is from profiled runs, the duration from plain ones; clocks may differ between them",
+            uncertainty="device work is from profiled runs, the duration from plain ones; clocks may differ",
             refuted_by=f"a plain {what} in which kernels follow each other without gaps",
             next_experiment=(
-                "Take launches off the host: compile the stage (compile: {mode: reduce-overhead} in the workload) and run again."
+                "Take launches off the host: compile the stage (compile: {mode: reduce-overhead} in the workload) and run "
+                "again."
             ),
         )
     ]

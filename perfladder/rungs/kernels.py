@@ -48,7 +48,7 @@ class Share(Model):
 
 
 class KernelsResult(RungResult):
-    """Kernels of the replayed stage, or its operators by self time without an accelerator; times are per replayed call."""
+    """Kernels of the replayed stage, or its operators by self time on a CPU; times are per replayed call."""
 
     rung: str = "kernels"
     stage: str | None = None

@@ -34,6 +34,9 @@ class RegionsRequest(Model):
     trace_path: str
     runs: int = Field(default=3, gt=0)
     unprofiled_ms: float | None = Field(default=None, description="Median of a run without the profiler, from rung 1.")
+    memory_limit_bytes: int | None = Field(
+        default=None, gt=0, description="How much the process may grow; None: half of what is free, 4 GiB at most."
+    )
 
 
 class RegionSummary(Model):
@@ -100,7 +103,14 @@ def measure(loaded: LoadedTarget, request: RegionsRequest) -> RegionsResult:
     path = Path(request.trace_path)
     call = Call(run=lambda: _run_and_wait(loaded), prepare=loaded.prepare_run)
     sites = find_sites(loaded.obj)
-    profiled = profile_runs(sites, [call], repeats=request.runs, trace_path=path, activities=loaded.activities)
+    profiled = profile_runs(
+        sites,
+        [call],
+        repeats=request.runs,
+        trace_path=path,
+        activities=loaded.activities,
+        memory_limit_bytes=request.memory_limit_bytes,
+    )
     report = profiled.report
     types = {region_id: part.module_type for region_id, part in sites.owner.items()}
     profiled_ms = _median([run.wall_time_us for run in report.runs]) / _US_PER_MS
