@@ -10,6 +10,8 @@ import fcntl
 import http.client
 import json
 import os
+import select
+import signal
 import sys
 import time
 from collections.abc import Mapping
@@ -93,7 +95,8 @@ class PrefectServer:
         self._variables = server_variables(self.state, variables)
         self._python = python
         self._users: int | None = None
-        self._keeper_pid: int | None = None
+        self._child_pid: int | None = None
+        self._keeper: int | None = None
         self._url = ""
 
     def __enter__(self) -> Self:
@@ -117,7 +120,10 @@ class PrefectServer:
             try:
                 if not self._is_kept():
                     self._start_keeper()
-                self._url = str(json.loads(self._address_file.read_text())["url"])
+                address = json.loads(self._address_file.read_text())
+                self._url = str(address["url"])
+                with contextlib.suppress(ProcessLookupError):
+                    self._keeper = os.pidfd_open(address["keeper_pid"])
             finally:
                 os.close(start_lock)
         except OSError as error:
@@ -134,7 +140,7 @@ class PrefectServer:
             NotPossibleHereError: It ended, or did not answer in time; the message shows the end of its log.
         """
         while not _is_healthy(self._url):
-            if not self._is_kept():
+            if self._has_ended(0):
                 raise self._failure("has ended")
             if time.monotonic() > self._deadline:
                 raise self._failure(f"does not answer after {self.limit_s:g} s")
@@ -148,12 +154,17 @@ class PrefectServer:
             return
         try:
             fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if self._is_kept():
-                self._end_keeper()
+            if self._keeper is not None and not self._has_ended(0):
+                # Nobody can join meanwhile: that takes the lock which this process holds.
+                signal.pidfd_send_signal(self._keeper, signal.SIGTERM)
+                self._has_ended(_KEEPER_LIMIT_S)
         except BlockingIOError:
-            pass  # Others use it.
+            # Others use it; or the keeper has just seen that nobody does, and holds the lock while it ends.
+            os.close(_lock(self.state / "users.lock", fcntl.LOCK_SH))
+            self._has_ended(0 if self._address_file.exists() else _KEEPER_LIMIT_S)
         finally:
             os.close(users)
+            self._forget_keeper()
 
     @property
     def _address_file(self) -> Path:
@@ -164,8 +175,7 @@ class PrefectServer:
         return self.state / "server.log"
 
     def _is_kept(self) -> bool:
-        """Whether a keeper lives: it holds its lock from before it writes the address until it ends."""
-        self._reap()
+        """Whether a keeper lives, anyone's: it holds its lock from before it writes the address until it ends."""
         lock = os.open(self.state / "keeper.lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -186,30 +196,38 @@ class PrefectServer:
             (os.POSIX_SPAWN_DUP2, 1, 2),
         ]
         # Not subprocess: a Popen object would have to outlive this one when others go on using the server.
-        self._keeper_pid = os.posix_spawn(sys.executable, arguments, self._variables, file_actions=files)
+        self._child_pid = os.posix_spawn(sys.executable, arguments, self._variables, file_actions=files)
         deadline = time.monotonic() + _KEEPER_LIMIT_S
         while not self._address_file.exists():
-            self._reap()
-            if self._keeper_pid is None or time.monotonic() > deadline:
+            if self._reap() or time.monotonic() > deadline:
                 raise OSError(f"its keeper did not start.{self._log_tail()}")
             time.sleep(0.01)
 
-    def _end_keeper(self) -> None:
-        """Ask the keeper to end, which ends all below it; the exclusive users' lock keeps everyone out meanwhile."""
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            os.kill(json.loads(self._address_file.read_text())["keeper_pid"], 15)
-        deadline = time.monotonic() + _KEEPER_LIMIT_S
-        while (self._is_kept() or self._keeper_pid is not None) and time.monotonic() < deadline:
-            time.sleep(0.02)
+    def _has_ended(self, limit_s: float) -> bool:
+        """Wait for the end of the keeper that was joined, which is the end of its server too."""
+        if self._keeper is None:
+            return True
+        poller = select.poll()
+        poller.register(self._keeper, select.POLLIN)
+        has_ended = bool(poller.poll(limit_s * 1000))
+        if has_ended:
+            self._reap()
+        return has_ended
 
-    def _reap(self) -> None:
-        """Collect the keeper's exit, if it is our child and has ended."""
-        if self._keeper_pid is None:
-            return
+    def _reap(self) -> bool:
+        """Collect the exit of a keeper that is a child of this process; returns whether it has ended."""
+        if self._child_pid is None:
+            return False
         with contextlib.suppress(ChildProcessError):
-            if os.waitpid(self._keeper_pid, os.WNOHANG)[0] == 0:
-                return
-        self._keeper_pid = None
+            if os.waitpid(self._child_pid, os.WNOHANG)[0] == 0:
+                return False
+        self._child_pid = None
+        return True
+
+    def _forget_keeper(self) -> None:
+        keeper, self._keeper = self._keeper, None
+        if keeper is not None:
+            os.close(keeper)
 
     def _failure(self, what: str) -> NotPossibleHereError:
         return NotPossibleHereError(

@@ -148,8 +148,8 @@ def _from_stages(result: StagesResult, workload: Workload) -> list[Finding]:
                 kind="outside_dominates",
                 rung="stages",
                 claim=(
-                    f"{outside:.0%} of the time is outside every stage: in the pipeline's own code or in parts that are "
-                    "not observed."
+                    f"{outside:.0%} of the time is outside every stage: in the pipeline's own code or in parts that "
+                    "are not observed."
                 ),
                 evidence=[outside_evidence],
                 uncertainty=_interval_text(interval),
@@ -295,8 +295,8 @@ def _from_harness(result: HarnessResult, workload: Workload) -> list[Finding]:
     elif result.is_timing_faithful is None:
         kind = "replay_timing_undecided"
         claim = (
-            f"The replay of {result.stage} gives the same output; whether it takes as long as in the pipeline cannot be "
-            f"told: {result.timing_ratio:.2f} times, from noisy samples."
+            f"The replay of {result.stage} gives the same output; whether it takes as long as in the pipeline cannot "
+            f"be told: {result.timing_ratio:.2f} times, from noisy samples."
         )
         next_experiment = (
             "Run again on an idle machine with more repeats; until then trust its shares, not its durations."
@@ -305,8 +305,8 @@ def _from_harness(result: HarnessResult, workload: Workload) -> list[Finding]:
         kind = "replay_faithful"
         parity = "bit for bit" if result.parity == "exact" else "within tolerance"
         claim = (
-            f"{result.stage} alone behaves as in the pipeline: the same output {parity}, {result.timing_ratio:.2f} times "
-            "its duration."
+            f"{result.stage} alone behaves as in the pipeline: the same output {parity}, {result.timing_ratio:.2f} "
+            "times its duration."
         )
         next_experiment = "Try a change on the replay first: it takes seconds, and stands for the pipeline."
     return [
@@ -407,7 +407,7 @@ def _from_kernels(result: KernelsResult, workload: Workload) -> list[Finding]:
             uncertainty=f"{result.repeats} profiled replays of one call; shares, no latencies",
             refuted_by="another order in an unprofiled comparison with one of these replaced",
             next_experiment=(
-                f"Replace or fuse {top.name} in {block.name}, check the output on the replay, and time the whole workload."
+                f"Replace or fuse {top.name} in {block.name}, check the output on the replay, and time the workload."
             ),
         )
     ]
@@ -437,8 +437,8 @@ def _device_idle(busy_ms: float | None, plain_ms: float | None, rung: str, stage
             uncertainty="device work is from profiled runs, the duration from plain ones; clocks may differ",
             refuted_by=f"a plain {what} in which kernels follow each other without gaps",
             next_experiment=(
-                "Take launches off the host: compile the stage (compile: {mode: reduce-overhead} in the workload) and run "
-                "again."
+                "Take launches off the host: compile the stage (compile: {mode: reduce-overhead} in the workload) and "
+                "run again."
             ),
         )
     ]

@@ -10,7 +10,7 @@ from perfladder.profiling.view import render
 from perfladder.profiling.warnings import trace_warnings
 from perfladder.trace.attribution import attribute
 from perfladder.trace.kernels import KernelSummary, list_kernels, summarize_kernels
-from perfladder.trace.labels import RUN_KIND
+from perfladder.trace.labels import RUN_KIND, decode_label
 from perfladder.trace.model import Trace
 from perfladder.trace.operators import OperatorRow, operator_table, top_operators
 from perfladder.trace.regions import RegionReport, report_regions
@@ -114,13 +114,18 @@ def analyse_trace(path: str | Path, *, limit: int = 30) -> TraceAnalysis:
         is_host_only=table.is_host,
         kernel_time_us=table.total_us,
         kernels=summarize_kernels(table, limit),
-        operators=top_operators([row for row in rows if not row.is_annotation], "cpu_time_total", limit),
+        operators=top_operators([row for row in rows if _is_operator(row)], "cpu_time_total", limit),
         annotations=_annotations(rows, limit),
         idle=split_window_idle(trace, HostParts(trace, attribution)),
         timeline=timeline,
         regions=report if report.runs or report.region_tree else None,
         warnings=[*trace_warnings(found), *trace_warnings(timeline.warnings)],
     )
+
+
+def _is_operator(row: OperatorRow) -> bool:
+    """Whether this is a row of the host that is no annotation and no label of ours; these have tables of their own."""
+    return row.device_type == "CPU" and not row.is_annotation and decode_label(row.key) is None
 
 
 def _annotations(rows: Sequence[OperatorRow], limit: int) -> list[OperatorRow]:

@@ -22,7 +22,7 @@ class Annotator(Observer):
 
     Attributes:
         num_calls: Calls of each site on the thread that made this object.
-        num_foreign_calls: Calls of each site on other threads, which the profiler does not record.
+        num_foreign_calls: Calls of each site on other threads.
     """
 
     def __init__(self, labels: Mapping[str, tuple[str, str]] | None = None) -> None:

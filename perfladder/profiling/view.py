@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,7 @@ def _templates() -> Environment:
         keep_trailing_newline=True,
         autoescape=False,
     )
-    environment.filters.update(us=_us, percent=_percent, ratio=_ratio, mib=_mib, cell=_cell)
+    environment.filters.update(us=_us, percent=_percent, ratio=_ratio, mib=_mib, cell=_cell, kernel=_kernel)
     return environment
 
 
@@ -44,6 +45,17 @@ def _ratio(value: float | None) -> str:
 
 def _mib(value: int | None) -> str:
     return "-" if value is None else f"{value / 2**20:.1f}"
+
+
+_NAMESPACES = re.compile(
+    r"^void |at::native::|at::cuda::|\(anonymous namespace\)::"
+    r"|autograd::engine::evaluate_function: (torch::autograd::)?"
+)
+
+
+def _kernel(value: object, length: int = 60) -> str:
+    """A kernel's or operator's name without what most of them share, so that the rest tells them apart."""
+    return _cell(_NAMESPACES.sub("", str(value)), length)
 
 
 def _cell(value: object, length: int = 90) -> str:

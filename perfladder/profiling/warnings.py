@@ -65,6 +65,11 @@ class ProfileWarningCode(StrEnum):
         "THREADS_NOT_COVERED",
         "Modules were called on threads that the profiler does not record; these calls are in no table.",
     )
+    WINDOW_CUT_SHORT = (
+        "WINDOW_CUT_SHORT",
+        "Fewer runs were profiled than asked for, since the profiler's memory would have passed its limit. What was "
+        "profiled is whole.",
+    )
     PROFILED_BEFORE = (
         "PROFILED_BEFORE",
         "This process had recorded a window before and stays slower after that, so its unprofiled runs are slower than "

@@ -15,6 +15,7 @@ from perfladder.errors import RungError
 from perfladder.instrument import Instrumentation, instrument
 from perfladder.models import ResultWarning
 from perfladder.profiling.discover import AOT, Sites
+from perfladder.profiling.memory import MemoryWatch
 from perfladder.profiling.observers import AcceleratorMemory, Annotator, MemoryMeter, MemoryObserver, Peak
 from perfladder.profiling.warnings import (
     ProfileWarningCode,
@@ -102,6 +103,7 @@ def profile_runs(
     trace_path: Path,
     activities: Sequence[str] | None = None,
     meter: MemoryMeter | None = None,
+    memory_limit_bytes: int | None = None,
 ) -> ProfiledRuns:
     """Profile runs of each call with every module and method annotated, and attribute them.
 
@@ -123,6 +125,7 @@ def profile_runs(
     walls: list[float] = []
     peaks: dict[str, Peak] = {}
     covers_threads = _torch_private.can_record_all_threads()
+    watch = MemoryWatch.of_this_process(memory_limit_bytes)
     with record_window(
         trace_path, activities=activities, mark_garbage_collection=True, all_threads=covers_threads
     ) as window:
@@ -131,14 +134,27 @@ def profile_runs(
                 call.prepare()
                 with span(WARMUP_KIND, str(index)):
                     call.run()
+        watch.note()
         annotator = Annotator(sites.labels)
+        names: list[str | None] = []
         with instrument(sites.sites, annotator) as state:
-            for call in calls:
-                for _ in range(repeats):
+            for number, call in enumerate(calls):
+                for repeat in range(repeats):
+                    if repeat and not watch.has_room(share=(number + 1) / len(calls)):
+                        break
                     call.prepare()
                     walls.append(_timed_run(call, len(walls)))
-    names = [call.name for call in calls for _ in range(repeats)]
-    return _attribute(window, sites, state, annotator, walls, names, peaks)
+                    names.append(call.name)
+                    watch.note()
+    foreign = annotator.num_foreign_calls
+    observed = Observed(
+        sites,
+        num_calls=annotator.num_calls | foreign if covers_threads else annotator.num_calls,
+        num_foreign_calls={} if covers_threads else foreign,
+        num_wanted=repeats * len(calls),
+        memory=watch,
+    )
+    return _attribute(window, observed, state, walls, names, peaks)
 
 
 def check_no_profiler() -> None:
@@ -185,17 +201,35 @@ def _peak_memory(sites: Sites, peaks: dict[str, Peak], meter: MemoryMeter | None
         peaks[path] = Peak(max(known.peak_bytes, peak.peak_bytes), max(known.increase_bytes, peak.increase_bytes))
 
 
+@dataclass(frozen=True)
+class Observed:
+    """What was seen while the runs were made.
+
+    Attributes:
+        sites: What was observed.
+        num_calls: Calls of each site on recorded threads.
+        num_foreign_calls: Calls of each site on threads that are not recorded.
+        num_wanted: How many runs were asked for.
+        memory: How the process has grown.
+    """
+
+    sites: Sites
+    num_calls: dict[str, int]
+    num_foreign_calls: dict[str, int]
+    num_wanted: int
+    memory: MemoryWatch
+
+
 def _attribute(
     window: Window,
-    sites: Sites,
+    observed: Observed,
     state: Instrumentation,
-    annotator: Annotator,
     walls: list[float],
     names: list[str | None],
     peaks: dict[str, Peak],
 ) -> ProfiledRuns:
     start = time.perf_counter()
-    trace = window.read()
+    trace, sites = window.read(), observed.sites
     attribution = attribute(trace, entered=sites.entered, exclusive=sites.exclusive)
     report = report_regions(trace, attribution)
     timeline = report_timeline(trace, attribution)
@@ -211,28 +245,29 @@ def _attribute(
         report=report,
         timeline=timeline,
         peaks=peaks,
-        warnings=[*instrumentation_warnings(state), *_observation_warnings(sites, annotator, report), *found],
+        warnings=[*instrumentation_warnings(state), *_observation_warnings(observed, report), *found],
         analysis_s=round(time.perf_counter() - start, 3),
     )
 
 
-def _observation_warnings(sites: Sites, annotator: Annotator, report: RegionReport) -> list[ResultWarning]:
+def _observation_warnings(observed: Observed, report: RegionReport) -> list[ResultWarning]:
     """Return what the calls that were seen, and those that were not, tell."""
     code, warnings = ProfileWarningCode, []
+    sites, num_calls = observed.sites, observed.num_calls
+    if len(report.runs) < observed.num_wanted:
+        message = f"Profiled {len(report.runs)} of {observed.num_wanted} runs: {observed.memory}."
+        warnings.append(warn(code.WINDOW_CUT_SHORT, message))
     if not sites.sites:
         warnings.append(warn(code.HOOKS_DID_NOT_FIRE, "The object holds no torch.nn.Module that could be observed."))
-    elif not annotator.num_calls:
+    elif not num_calls:
         message = f"None of {len(sites.sites)} observed modules and methods was called on the profiled thread."
         warnings.append(warn(code.HOOKS_DID_NOT_FIRE, message))
-    compiled = [
-        part.name for part in sites.parts if part.is_compiled and (part.path or part.name) in annotator.num_calls
-    ]
+    compiled = [part.name for part in sites.parts if part.is_compiled and (part.path or part.name) in num_calls]
     if compiled:
         message = f"Compiled, so that what is inside is not seen: {list_names(compiled)}."
         warnings.append(warn(code.COMPILED_MODULE, message))
-    if annotator.num_foreign_calls:
-        num_calls = sum(annotator.num_foreign_calls.values())
-        message = f"{num_calls} calls on other threads, of {list_names(annotator.num_foreign_calls)}, are not recorded."
+    if foreign := observed.num_foreign_calls:
+        message = f"{sum(foreign.values())} calls on other threads, of {list_names(foreign)}, are not recorded."
         warnings.append(warn(code.THREADS_NOT_COVERED, message))
     seen = {row.region_id for run in report.runs for row in run.regions if row.kind == AOT}
     if unmapped := sorted(seen - set(sites.owner)):

@@ -27,7 +27,7 @@ from perfladder.target import LoadedTarget, user_code
 _NS_PER_MS = 1e6
 _WARMUP_REPEATS = 3
 TIMING_TOLERANCE = 0.05
-"""A replay is faithful in time if its ratio to the pipeline is within 1 +- this, and not if its interval lies outside."""
+"""A replay is faithful in time if its ratio to the pipeline is within 1 +- this, not if its interval is outside."""
 
 
 class HarnessRequest(Model):

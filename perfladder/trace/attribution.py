@@ -183,6 +183,8 @@ def parent_region(forest: Forest, region: IntArray, positions: IntArray) -> IntA
 def _follow_forward(trace: Trace, region: IntArray, top: IntArray) -> tuple[IntArray, IntArray, int]:
     """Give backward operators outside every region the region of their forward operator, by sequence number."""
     forest = trace.forest
+    if not (trace.forward_thread > 0).any():
+        return region, top, 0
     sequence = trace.sequence[forest.event]
     is_backward = trace.forward_thread[forest.event] > 0
     lost = np.flatnonzero(is_backward & (sequence >= 0) & (region < 0))

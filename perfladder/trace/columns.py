@@ -21,6 +21,7 @@ from perfladder.trace.events import (
     decode_arguments,
 )
 from perfladder.trace.model import ABSENT, Category, IntArray
+from perfladder.trace.sums import slices
 
 _DAY_US: Final = 86_400e6
 _DAY_NS: Final = 86_400_000_000_000
@@ -30,6 +31,8 @@ _INT64_LIMIT: Final = 2**63
 # From here on doubles of microseconds are a quarter of one apart: 1.1e15 us, the year 2005 as epoch time.
 _COARSE_DOUBLE_NS: Final = 2**50 * 1000
 _MIN_EVENTS_TO_JUDGE: Final = 8
+# Thousands of small arrays leave holes in the heap; joined now and then they are too large to stay there.
+_CHUNKS_OF_BLOCK: Final = 32
 # A double holds a microsecond stamp to the nanosecond below this; Kineto writes stamps relative to a recent base.
 _EXACT_DOUBLE_US: Final = 2.0**43
 
@@ -97,6 +100,7 @@ class ColumnBuilder:
     num_unfinished: int = 0
     window_ns: tuple[int, int] | None = None
     _chunks: list[dict[str, IntArray]] = field(default_factory=list)
+    _blocks: list[dict[str, IntArray]] = field(default_factory=list)
     _open_spans: list[AnyEvent] = field(default_factory=list)
 
     def add(self, events: Sequence[AnyEvent]) -> None:
@@ -123,10 +127,10 @@ class ColumnBuilder:
     def finish(self) -> tuple[dict[str, IntArray], int]:
         """Return the columns without unfinished spans, and the resolution of the timestamps in nanoseconds."""
         self._close_open_spans()
-        columns = {name: _join([chunk.pop(name) for chunk in self._chunks]) for name in _COLUMNS}
-        self._chunks.clear()
+        self._blocks.append(_join_columns(self._chunks))
+        columns = _join_columns(self._blocks)
         is_good = columns["duration_ns"] >= 0
-        if is_good.any():
+        if is_good.any() and int(columns["start_ns"].max()) - int(columns["start_ns"].min()) >= _DAY_NS:
             middle = np.median(columns["start_ns"][is_good])
             is_good &= np.abs(columns["start_ns"] - middle) < _DAY_NS
         num_bad = int(len(is_good) - is_good.sum())
@@ -157,6 +161,8 @@ class ColumnBuilder:
             **_argument_columns(arguments, category),
         }
         self._chunks.append(columns)
+        if len(self._chunks) == _CHUNKS_OF_BLOCK:
+            self._blocks.append(_join_columns(self._chunks))
         if self.keep_raw:
             self.raw_arguments.extend(bytes(s.args) if isinstance(s, RawEvent) else b"" for s in spans)
 
@@ -264,11 +270,19 @@ def _argument_columns(arguments: list[Arguments], category: IntArray) -> dict[st
     return columns
 
 
+def _join_columns(parts: list[dict[str, IntArray]]) -> dict[str, IntArray]:
+    """Join parts column by column, freeing each one's pieces; `parts` is empty afterwards."""
+    columns = {name: _join([part.pop(name) for part in parts]) for name in _COLUMNS}
+    parts.clear()
+    return columns
+
+
 def _join(parts: list[IntArray]) -> IntArray:
     """Return a whole column; one whose values are all the same takes no memory."""
     if not parts:
         return np.empty(0, np.int64)
-    if all(part.strides == (0,) and part[0] == parts[0][0] for part in parts):
+    parts = [part for part in parts if len(part)] or parts[:1]
+    if all(len(part) and part.strides == (0,) and part[0] == parts[0][0] for part in parts):
         return np.broadcast_to(parts[0][0], sum(map(len, parts)))
     return np.concatenate(parts)
 
@@ -291,9 +305,14 @@ def _resolution_ns(start_ns: IntArray, duration_ns: IntArray) -> int:
     """Return what times are rounded to: microseconds in old traces, quarters of one where a double held epoch time."""
     if len(start_ns) < _MIN_EVENTS_TO_JUDGE:
         return 1
-    if not (start_ns % 1000).any() and not (duration_ns % 1000).any():
+    if _are_multiples(start_ns, 1000) and _are_multiples(duration_ns, 1000):
         return 1000
     # A quarter is written as .25 or, by a shortest-digits writer, as .2 (and .75 as .8).
-    if np.abs(start_ns).min() >= _COARSE_DOUBLE_NS and ((start_ns % 250 == 0) | (start_ns % 100 == 0)).all():
+    if _are_multiples(start_ns, 250, 100) and np.abs(start_ns).min() >= _COARSE_DOUBLE_NS:
         return 250
     return 1
+
+
+def _are_multiples(values: IntArray, *steps: int) -> bool:
+    """Whether each value is a multiple of one of these steps; most often the first slice tells that it is not."""
+    return all(np.logical_or.reduce([values[part] % step == 0 for step in steps]).all() for part in slices(len(values)))

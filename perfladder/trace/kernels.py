@@ -170,11 +170,10 @@ def list_kernels(trace: Trace, attribution: Attribution | None = None, *, only_r
     is_label = np.array([label is not None for label in trace.labels], bool)[forest.name_id]
     is_operator = (trace.category[forest.event] == Category.CPU_OP) & ~is_label
     is_function_name = np.array([label is not None and label.kind == FUNCTION_KIND for label in trace.labels], bool)
-    inner = forest.innermost(is_operator)
     outer = forest.outermost(is_operator, barrier=attribution.is_region)
     function = forest.innermost(is_function_name[forest.name_id]) if is_function_name.any() else None
     if trace.has_device_work:
-        return _device_table(trace, attribution, inner, outer, function, only_runs)
+        return _device_table(trace, attribution, forest.innermost(is_operator), outer, function, only_runs)
     return _operator_entries(trace, attribution, outer, function, is_operator, only_runs)
 
 
@@ -218,7 +217,7 @@ def _operator_entries(
 ) -> KernelTable:
     """Return every operator with its self time: one that calls others, as `aten::addmm`, may do the work itself."""
     forest = trace.forest
-    chosen = np.flatnonzero(is_operator & (attribution.run >= 0) if only_runs else is_operator)
+    chosen = np.flatnonzero(is_operator & (attribution.run >= 0) if only_runs else is_operator).astype(np.int32)
     absent = _absent(len(chosen))
     return KernelTable(
         trace=trace,

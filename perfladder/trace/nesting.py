@@ -125,9 +125,16 @@ class Forest:
 
 
 def nest_host_spans(trace: Trace) -> Forest:
-    """Nest operators, annotations and runtime calls in each thread; the profiler's bookkeeping is left out."""
+    """Nest operators, annotations, runtime calls and overheads in each thread, without the profiler's bookkeeping.
+
+    An overhead row takes part where it is known which thread it delayed; see `perfladder.trace.overhead`.
+    """
     is_bookkeeping = np.array([name in BOOKKEEPING for name in trace.names], bool)
-    events = trace.events_of(*HOST_CATEGORIES)
+    events: IntArray = trace.events_of(*HOST_CATEGORIES, Category.OVERHEAD).astype(np.int32)
+    is_overhead = trace.category[events] == Category.OVERHEAD
+    if is_overhead.any():
+        processes = np.unique(trace.pid[events[~is_overhead]])
+        events = events[~is_overhead | np.isin(trace.pid[events], processes)]
     if is_bookkeeping.any():
         events = events[~is_bookkeeping[trace.name_id[events]]]
     return nest_spans(trace, events)
@@ -213,10 +220,16 @@ def _nest_by_counting(start: IntArray, end: IntArray) -> tuple[IntArray, IntArra
         if place.size and place[0] < 0:
             return None
         parent[here] = above[place]
-    inner = np.flatnonzero(parent >= 0)
-    if (end[inner] > end[parent[inner]]).any() or (start[inner] >= end[parent[inner]]).any():
-        return None
-    return parent, depth, 0
+    return (parent, depth, 0) if _lie_in_parents(start, end, parent) else None
+
+
+def _lie_in_parents(start: IntArray, end: IntArray, parent: IntArray) -> bool:
+    for part in slices(len(parent)):
+        inner = parent[part] >= 0
+        parent_end = end[parent[part][inner]]
+        if (end[part][inner] > parent_end).any() or (start[part][inner] >= parent_end).any():
+            return False
+    return True
 
 
 def _by_depth(depth: IntArray) -> list[IntArray]:

@@ -27,6 +27,7 @@ from perfladder.trace.events import (
     salvage_event,
 )
 from perfladder.trace.model import DEVICE_WORK, Category, DistributedInfo, IntArray, Trace
+from perfladder.trace.overhead import place_overheads
 from perfladder.trace.stream import TextStream
 from perfladder.trace.warnings import TraceWarning, WarningCode
 
@@ -46,6 +47,10 @@ _ARRAY_START: Final = re.compile(rb'"traceEvents"\s*:\s*\[')
 _MORE_EVENTS: Final = re.compile(rb'"ph"\s*:\s*"[XBEMis]"')
 _ARRAY_END: Final = re.compile(rb"\}\s*,?\s*\](?=\s*(?:$|\}|,\s*\"))")
 _ERROR_POSITION: Final = re.compile(r"\(byte (\d+)\)")
+_GRAPH_LAUNCH: Final = re.compile(r"cu(da)?GraphLaunch")
+# Of CUDA 13.1 update 1, whose release notes name the fix: https://github.com/pytorch/kineto/issues/1165. From 13.0 on
+# the number is made of major, minor and update; before that it was smaller.
+_CUPTI_WITH_GRAPH_TIMES: Final = 130101
 _EXPECTED: Final = (
     "Expected the JSON that torch.profiler's export_chrome_trace or Kineto writes (.json or .json.gz): an object with "
     "'traceEvents', or a list of events."
@@ -275,7 +280,7 @@ class _Reader:
                 f"{self.path} holds no timed event ({seen}{builder.num_unfinished} unfinished). Record the window "
                 "again and check that the profiler covered the work."
             )
-        return Trace(
+        trace = Trace(
             names=tuple(builder.names),
             pids=tuple(builder.pids),
             tids=tuple(builder.tids),
@@ -289,6 +294,7 @@ class _Reader:
             raw_arguments=tuple(builder.raw_arguments) if builder.keep_raw else None,
             **columns,
         )
+        return place_overheads(trace)
 
     def _warnings(self, columns: dict[str, IntArray], resolution_ns: int) -> list[TraceWarning]:
         builder = self.builder
@@ -316,6 +322,7 @@ class _Reader:
             WarningCode.MISSING_FIELDS: missing and f"{missing} names, processes or threads are missing.",
             WarningCode.UNKNOWN_CATEGORY: unknown and f"Unknown categories: {', '.join(sorted(unknown)[:10])}.",
             WarningCode.COARSE_TIMESTAMPS: resolution_ns > 1 and f"Timestamps are rounded to {resolution_ns} ns.",
+            WarningCode.UNTRUSTED_GRAPH_TIMES: _untrusted_graphs(builder, columns, self.header),
             WarningCode.SEVERAL_PROCESSES: num_processes > 1 and f"{num_processes} processes have host events.",
         }
         return [
@@ -386,6 +393,17 @@ def _device_names(header: dict[str, Any]) -> tuple[str, ...]:
     if not isinstance(properties, list):
         return ()
     return tuple(str(entry.get("name", "")) for entry in properties if isinstance(entry, dict))
+
+
+def _untrusted_graphs(builder: ColumnBuilder, columns: dict[str, IntArray], header: dict[str, Any]) -> str | None:
+    """Return what to say about kernels of CUDA graphs, if there are any and the file's CUPTI is an old one."""
+    is_launch = np.array([_GRAPH_LAUNCH.match(name) is not None for name in builder.names], bool)
+    num_launches = int(is_launch[columns["name_id"]].sum()) if is_launch.any() else 0
+    version = header.get("cupti_version")
+    if not num_launches or (isinstance(version, int) and version >= _CUPTI_WITH_GRAPH_TIMES):
+        return None
+    known = f"CUPTI {version}" if isinstance(version, int) else "a CUPTI whose version the file does not say"
+    return f"{num_launches} CUDA graph launches, recorded by {known}."
 
 
 def _device_types(builder: ColumnBuilder, columns: dict[str, IntArray], header: dict[str, Any]) -> tuple[str, ...]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import gc
 import os
 import secrets
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
@@ -37,6 +39,7 @@ class Window:
         trace_path: Where the trace is.
         activities: What was recorded, e.g. `("cpu", "cuda")`.
         is_first: Whether this process had recorded no window before.
+        stop_s: How long the profiler took to stop; None before it.
         export_s: How long the export took; None before it.
         trace_bytes: Size of the file; None before the export.
     """
@@ -44,6 +47,7 @@ class Window:
     trace_path: Path
     activities: tuple[str, ...]
     is_first: bool
+    stop_s: float | None = None
     export_s: float | None = None
     trace_bytes: int | None = None
 
@@ -107,6 +111,7 @@ def record_window(
     with_stack: bool = False,
     all_threads: bool = False,
     mark_garbage_collection: bool = False,
+    export_timeout_s: float = 300.0,
 ) -> Iterator[Window]:
     """Record the `with` block with torch.profiler and write its trace, once and atomically, when the block ends.
 
@@ -120,11 +125,13 @@ def record_window(
         with_stack: Record Python stacks; several times slower, and known to crash in some versions.
         all_threads: Record operators of all threads, not only those of this one and of its backward passes.
         mark_garbage_collection: Mark each pass of Python's garbage collector as a span.
+        export_timeout_s: How long writing the trace may take.
 
     Raises:
         InputError: The file cannot be written there.
         NotPossibleHereError: An activity that was asked for cannot be recorded here.
-        RungError: Another profiler is active, or took over during the block, or the window holds no event.
+        RungError: Another profiler is active, or took over during the block, or the window holds no event, or writing
+            it took too long.
     """
     global has_profiled_before
     path = Path(trace_path).absolute()
@@ -136,12 +143,13 @@ def record_window(
         )
     temporary = _make_temporary(path)
     window = Window(trace_path=path, activities=chosen, is_first=not has_profiled_before)
+    export = partial(_stop_and_export, window=window, temporary=temporary, timeout_s=export_timeout_s)
     try:
         profiler = _make_profiler(chosen, with_shapes=with_shapes, with_stack=with_stack, all_threads=all_threads)
         _synchronize(chosen)  # the device's lazy start must not be charged to the window
         has_profiled_before = True
         _start(profiler)
-        with _stopped(profiler, window, temporary), _garbage_collection_marks(mark_garbage_collection):
+        with _stopped(partial(export, profiler)), _garbage_collection_marks(mark_garbage_collection):
             yield window
             _synchronize(chosen)
     finally:
@@ -157,37 +165,58 @@ def _start(profiler: torch.profiler.profile) -> None:
 
 
 @contextmanager
-def _stopped(profiler: torch.profiler.profile, window: Window, temporary: Path) -> Iterator[None]:
+def _stopped(export: Callable[[], None]) -> Iterator[None]:
     """Stop and export when the block ends. An error of the block wins over one of the export."""
     try:
         yield
     except BaseException:
         with suppress(RungError):
-            _stop_and_export(profiler, window, temporary)
+            export()
         raise
-    _stop_and_export(profiler, window, temporary)
+    export()
 
 
-def _stop_and_export(profiler: torch.profiler.profile, window: Window, temporary: Path) -> None:
+def _stop_and_export(profiler: torch.profiler.profile, window: Window, temporary: Path, timeout_s: float) -> None:
     if not _torch_private.is_profiler_active():
         # Exporting a session that a second profiler has ended crashes the process (segmentation fault, torch 2.13).
         raise RungError(
             "The window is lost: something in it started and stopped a torch profiler of its own, which ends this one. "
             "Switch that profiler off."
         )
-    profiler.stop()
     begin = perf_counter()
-    try:
-        profiler.export_chrome_trace(str(temporary))
-    except (OSError, RuntimeError) as error:
-        raise RungError(
-            f"Writing the trace {window.trace_path} failed: {error}. Check the space on the disk."
-        ) from error
-    window.export_s = perf_counter() - begin
+    profiler.stop()
+    window.stop_s = perf_counter() - begin
+    _export(profiler, window, temporary, timeout_s)
     window.trace_bytes = temporary.stat().st_size
     if window.trace_bytes < _SMALL_FILE_BYTES:
         _check_not_empty(temporary)
     os.replace(temporary, window.trace_path)
+
+
+def _export(profiler: torch.profiler.profile, window: Window, temporary: Path, timeout_s: float) -> None:
+    """Write the trace in a thread of its own, so that waiting for it can end."""
+    failures: list[Exception] = []
+
+    def write() -> None:
+        try:
+            profiler.export_chrome_trace(str(temporary))
+        except (OSError, RuntimeError) as error:
+            failures.append(error)
+
+    begin = perf_counter()
+    writer = threading.Thread(target=write, name="perfladder-export", daemon=True)
+    writer.start()
+    writer.join(timeout_s)
+    window.export_s = perf_counter() - begin
+    if writer.is_alive():
+        raise RungError(
+            f"Trace export timed out after {timeout_s:g} s, with {temporary.stat().st_size / 1e6:,.0f} MB written. "
+            "Profile fewer runs, or a smaller input."
+        )
+    if failures:
+        raise RungError(
+            f"Writing the trace {window.trace_path} failed: {failures[0]}. Check the space on the disk."
+        ) from failures[0]
 
 
 def _check_not_empty(path: Path) -> None:

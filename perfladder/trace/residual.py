@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
@@ -18,6 +19,7 @@ from perfladder.trace.runtime_calls import CallKind, classify_call, classify_cop
 from perfladder.trace.sums import slices
 
 _US: Final = 1e-3
+_RUNTIME_OVERHEAD: Final = re.compile(r"lazy|command buffer|uvm|compiler", re.IGNORECASE)
 NO_OPERATOR: Final = "(no operator)"
 
 
@@ -34,6 +36,7 @@ class Part(IntEnum):
     COPY_OTHER = 7
     RUNTIME_OTHER = 8
     GARBAGE_COLLECTION = 9
+    PROFILER = 10
 
 
 class SyncSite(Row):
@@ -71,6 +74,8 @@ class HostSplit(Row):
         copy_other_us: Other copies, and those whose device side is not in the trace.
         runtime_other_us: Other runtime calls: allocation, events, attributes.
         garbage_collection_us: Python's garbage collector, where it was marked.
+        profiler_us: The profiler's own work as the device's tracing library reports it, such as requesting buffers; an
+            unprofiled run does not pay it.
         synchronizations: Where the waits were, the longest first.
     """
 
@@ -84,6 +89,7 @@ class HostSplit(Row):
     copy_other_us: float
     runtime_other_us: float
     garbage_collection_us: float
+    profiler_us: float = 0.0
     synchronizations: tuple[SyncSite, ...] = ()
 
     @property
@@ -133,6 +139,10 @@ class HostParts:
         part[computes] = Part.OPERATOR_COMPUTE
         is_call = (category == Category.RUNTIME) | (category == Category.DRIVER)
         part[is_call] = self._parts_of_calls(np.flatnonzero(is_call))
+        is_overhead = category == Category.OVERHEAD
+        if is_overhead.any():
+            names = [_part_of_overhead(name) for name in trace.names]
+            part[is_overhead] = np.array(names, np.int8)[forest.name_id[is_overhead]]
         if is_gc_name.any():
             part[forest.innermost(is_gc_name[forest.name_id]) >= 0] = Part.GARBAGE_COLLECTION
         return part
@@ -222,6 +232,11 @@ class HostParts:
             )
             sites.setdefault(key[0], []).append(site)
         return sites
+
+
+def _part_of_overhead(name: str) -> Part:
+    """Return the part of a CUPTI overhead row by its name: loading kernels and full queues are the runtime's own."""
+    return Part.RUNTIME_OTHER if _RUNTIME_OVERHEAD.search(name) else Part.PROFILER
 
 
 def _is_seen(trace: Trace, attribution: Attribution, run: int) -> BoolArray:

@@ -103,6 +103,11 @@ class WarningCode(StrEnum):
         "OTHER_THREADS",
         "Host work of other threads ran during a run. It overlaps the run's own thread and is in no fraction.",
     )
+    UNTRUSTED_GRAPH_TIMES = (
+        "UNTRUSTED_GRAPH_TIMES",
+        "Kernels ran from CUDA graphs under a CUPTI older than that of CUDA 13.1 update 1, which mends wrong times of "
+        "such kernels. Their number and order hold; compare their sum with the replay's time by events.",
+    )
     DEVICE_EVENTS_OVERLAP = (
         "DEVICE_EVENTS_OVERLAP",
         "Device events of one stream overlap in time; busy time is the union, so it is less than the sum of durations.",

@@ -150,7 +150,6 @@ def test_a_dead_keeper_or_server_is_replaced_for_the_next_user(
         first.wait()
         found = pids(first.state)
         os.kill(found[victim], signal.SIGKILL)
-        first._keeper_pid and os.waitpid(first._keeper_pid, 0)
         wait_until_gone(found)
         with pytest.raises(NotPossibleHereError, match="has ended"):
             first.wait()

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from perfladder.errors import TraceError
 from perfladder.profiling.attribute import analyse_traces
 
 RUNNER = CliRunner()
+CUDA = Path(__file__).parents[1] / "data" / "cuda"
 
 
 def rank_trace(folder, rank, *, num_ranks=2, header=True):
@@ -128,3 +130,65 @@ def test_what_is_no_trace_ends_with_one_message(content, tmp_path):
     assert "Traceback" not in result.output
     with pytest.raises(TraceError):
         analyse_traces([path])
+
+
+def rocm_trace(folder):
+    """A trace with the names that ROCm's tracer writes."""
+    events = [
+        {"cat": "cpu_op", "name": "aten::mm", "ts": 0.001, "dur": 30, "pid": 5, "tid": 5},
+        {"cat": "cuda_runtime", "name": "hipLaunchKernel", "ts": 5.001, "dur": 5, "pid": 5, "tid": 5},
+        {"cat": "cuda_runtime", "name": "hipMemcpyWithStream", "ts": 40.001, "dur": 20, "pid": 5, "tid": 5},
+        {"cat": "cuda_runtime", "name": "hipDeviceSynchronize", "ts": 70.001, "dur": 10, "pid": 5, "tid": 5},
+        {"cat": "kernel", "name": "Cijk_Ailk_Bljk_SB", "ts": 20.001, "dur": 15, "pid": 2, "tid": 0},
+        {"cat": "gpu_memcpy", "name": "CopyDeviceToHost", "ts": 50.001, "dur": 8, "pid": 2, "tid": 0},
+        {"cat": "kernel", "name": "rcclGenericKernel", "ts": 60.001, "dur": 4, "pid": 2, "tid": 1},
+    ]
+    ids = {"hipLaunchKernel": 1, "Cijk_Ailk_Bljk_SB": 1, "hipMemcpyWithStream": 2, "CopyDeviceToHost": 2}
+    for event in events:
+        place = {"device": 2, "stream": event["tid"]} if event["pid"] == 2 else {}
+        event |= {"ph": "X", "args": {"correlation": ids.get(event["name"], 0)} | place}
+    path = folder / "rocm.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    return path
+
+
+def test_rocm_names_are_understood(tmp_path):
+    found = analyse_traces([rocm_trace(tmp_path)]).traces[0]
+    assert [(row.kernel, row.total_us, row.operator) for row in found.kernels] == [
+        ("Cijk_Ailk_Bljk_SB", 15, "aten::mm"),
+        ("CopyDeviceToHost", 8, None),
+        ("rcclGenericKernel", 4, None),
+    ]
+    assert [(row.kind, row.total_us) for row in found.timeline.copies] == [("DtoH", 8)]
+    assert found.timeline.overlap.communication_us == 4
+    assert [(row.device, row.stream) for row in found.timeline.streams] == [(2, 0), (2, 1)]
+    assert {warning.code for warning in found.warnings} == {"UNLINKED_DEVICE_EVENTS"}
+
+
+def test_a_cut_cuda_trace_is_partial_and_says_so(tmp_path):
+    text = gzip.decompress((CUDA / "eager.json.gz").read_bytes())
+    path = tmp_path / "cut.json"
+    path.write_bytes(text[: len(text) // 2])
+    result = RUNNER.invoke(app, ["attribute", str(path)])
+    assert result.exit_code == 0
+    assert "TRUNCATED_FILE" in result.stdout
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize("scene", sorted(path.name.split(".")[0] for path in CUDA.glob("*.json.gz")))
+def test_real_cuda_traces_are_readable(scene):
+    result = RUNNER.invoke(app, ["attribute", str(CUDA / f"{scene}.json.gz")])
+    assert result.exit_code == 0
+    assert "NVIDIA H200" in result.stdout
+    assert ("UNTRUSTED_GRAPH_TIMES" in result.stdout) == (scene == "graph")
+    assert "perfladder.profiled_run" not in result.stdout
+
+
+def test_folders_and_binaries_end_with_one_message(tmp_path):
+    binary = tmp_path / "model.bin"
+    binary.write_bytes(bytes(range(256)) * 64)
+    for path in (tmp_path, binary):
+        result = RUNNER.invoke(app, ["attribute", str(path)])
+        assert result.exit_code == 2
+        assert "as a trace" in result.stderr or "is no trace" in result.stderr
+        assert "Traceback" not in result.output

@@ -1,5 +1,9 @@
+import torch
+
 from perfladder.instrument import Site
+from perfladder.profiling import window
 from perfladder.profiling.discover import find_sites
+from perfladder.profiling.memory import MemoryWatch
 from perfladder.profiling.observers import MemoryObserver, Peak
 from perfladder.profiling.window import Call, profile_runs
 
@@ -84,3 +88,66 @@ def test_peaks_are_taken_in_the_warmup_inside_the_window(pipe, x, tmp_path):
     assert profiled.peaks["unet"] == Peak(164, 64)
     assert profiled.peaks["vae.decode"] == Peak(100, 0)
     assert pipe.num_calls == 3
+
+
+class Growing:
+    """Memory that grows by the same amount each time that it is read."""
+
+    def __init__(self, step_bytes: int) -> None:
+        self.held = -step_bytes
+        self.step_bytes = step_bytes
+
+    def __call__(self) -> int:
+        self.held += self.step_bytes
+        return self.held
+
+
+def test_a_run_is_made_only_if_one_like_the_last_still_fits():
+    watch = MemoryWatch(35, Growing(10))
+    seen = []
+    for _ in range(4):
+        watch.note()
+        seen.append(watch.has_room())
+    assert watch.grown == [10, 20, 30, 40]
+    assert seen == [True, True, False, False]
+    assert not MemoryWatch(35, Growing(0)).grown
+
+
+def test_each_scenario_has_its_share():
+    watch = MemoryWatch(40, Growing(10))
+    watch.note()
+    assert watch.has_room(share=0.5)
+    watch.note()
+    assert not watch.has_room(share=0.5)
+    assert watch.has_room()
+
+
+def test_a_window_stops_early_at_its_memory_limit_and_says_so(pipe, x, tmp_path, monkeypatch):
+    """R19, R20: the profiler keeps every event until it stops."""
+    watch = MemoryWatch(35, Growing(10))
+    monkeypatch.setattr(window.MemoryWatch, "of_this_process", lambda _: watch)
+    calls = [Call(lambda: pipe(x), name="a"), Call(lambda: pipe(x), name="b")]
+    with torch.no_grad():
+        profiled = window.profile_runs(find_sites(pipe), calls, repeats=5, trace_path=tmp_path / "trace.json")
+    assert profiled.call_names == ["a", "b"]
+    assert len(profiled.report.runs) == len(profiled.wall_time_us) == 2
+    message = {w.code: w.message for w in profiled.warnings}["WINDOW_CUT_SHORT"]
+    assert message.startswith("Profiled 2 of 10 runs: memory grew by ")
+
+
+def test_a_process_that_really_grows_is_stopped(pipe, x, tmp_path):
+    kept = []
+    call = Call(lambda: kept.append(torch.ones(40_000_000, dtype=torch.uint8)) or pipe(x))
+    with torch.no_grad():
+        profiled = profile_runs(
+            find_sites(pipe), [call], repeats=9, trace_path=tmp_path / "trace.json", memory_limit_bytes=170_000_000
+        )
+    assert 1 <= len(profiled.report.runs) <= 4
+    assert "WINDOW_CUT_SHORT" in {warning.code for warning in profiled.warnings}
+
+
+def test_this_process_is_watched():
+    watch = MemoryWatch.of_this_process(1 << 40)
+    watch.note()
+    assert watch.has_room()
+    assert 0 < MemoryWatch.of_this_process().limit_bytes <= 4 << 30

@@ -33,7 +33,10 @@ def cells(line):
 
 def test_a_residual_row_ends_each_run_and_the_shares_add_up(pipe, x, profile):
     body = section(profile(pipe, x, measured_runs=3).markdown(), "Per-Run Attribution")
-    rows = [line for line in body.splitlines() if line.startswith("|")][2:]
+    shares_table, *others = body.strip().split("\n\n")
+    rows = shares_table.splitlines()[2:]
+    assert others[0].startswith("What the residual's host time was spent on")
+    assert len(others[1].splitlines()) == 2 + 3
     assert [line.count("_(residual)_") for line in rows] == [0, 0, 1] * 3
     for run in range(3):
         shares = [float(line.split("|")[5].strip(" %")) for line in rows[3 * run : 3 * run + 3]]

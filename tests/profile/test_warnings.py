@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from perfladder import _torch_private
 from perfladder.errors import RungError
 from perfladder.profiling import api, window
 from perfladder.profiling.warnings import ProfileWarningCode
@@ -110,14 +111,31 @@ def test_a_compiled_root_is_one_region(pipe, x, profile):
     assert [r["id"] for r in result.data["regions"]] == ["untuned_module:Unet"]
 
 
-def test_threads_that_are_not_recorded_are_told(pipe, x, profile):
+def _infer_in_a_thread(pipe):
     def infer(value):
         thread = threading.Thread(target=lambda: pipe.unet(value))
         thread.start()
         thread.join()
         return pipe.vae.decode(value)
 
-    result = profile(pipe, x, inference_function=infer)
+    return infer
+
+
+def test_work_of_other_threads_is_recorded_and_in_no_fraction(pipe, x, profile):
+    """R30: operators of other threads are absent by default."""
+    result = profile(pipe, x, inference_function=_infer_in_a_thread(pipe))
+    assert set(warnings_of(result)) == {"OTHER_THREADS"}
+    for run in result.data["runs"]:
+        unet, decode = run["regions"]
+        assert (unet["region_id"], decode["region_id"]) == ("untuned_module:unet", "untuned_module:vae.decode")
+        assert unet["cpu_time_fraction"] == 0
+        assert unet["wall_time_us"] > 0
+        assert decode["cpu_time_fraction"] + run["residual"]["cpu_time_fraction"] == pytest.approx(1, abs=1e-3)
+
+
+def test_threads_that_are_not_recorded_are_told(pipe, x, profile, monkeypatch):
+    monkeypatch.setattr(_torch_private, "can_record_all_threads", lambda: False)
+    result = profile(pipe, x, inference_function=_infer_in_a_thread(pipe))
     assert "'unet'" in warnings_of(result)["THREADS_NOT_COVERED"]
     assert [r["id"] for r in result.data["regions"]] == ["untuned_module:vae.decode"]
 

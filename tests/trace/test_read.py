@@ -457,3 +457,34 @@ def test_many_names_processes_and_threads_stay_apart(tmp_path) -> None:
     assert [trace.names[i] for i in trace.name_id] == [f"op{i}" for i in range(40_000)]
     assert [trace.pids[i] for i in trace.pid] == list(range(40_000))
     assert (trace.forest.parent == -1).all()
+
+
+def test_memory_is_bounded_by_columns_and_not_by_text(tmp_path) -> None:
+    """R37: a trace of 40 MB in a process of its own."""
+    path = tmp_path / "large.json"
+    with path.open("w") as file:
+        file.write('{"traceEvents": [')
+        for index in range(200_000):
+            arguments = {
+                "External id": index,
+                "Record function id": 0,
+                "Ev Idx": index,
+                "Input Dims": [[2, 4, 8, 8]] * 3,
+            }
+            fields = {"ph": "X", "cat": "cpu_op", "name": f"aten::op{index % 50}", "pid": 1, "tid": 1}
+            event = fields | {"ts": index * 2 + 0.001, "dur": 1.5, "args": arguments}
+            file.write(("," if index else "") + json.dumps(event))
+        file.write("]}")
+    source = """
+        import resource, sys
+        from perfladder.trace.read import read_trace
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        trace = read_trace(sys.argv[1])
+        print(trace.num_events, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(source), str(path)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    num_events, grown_mb = map(int, done.stdout.split())
+    assert path.stat().st_size > 40e6
+    assert num_events == 200_000
+    assert grown_mb < 30

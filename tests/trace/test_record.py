@@ -1,6 +1,10 @@
 import gc
 import json
+import subprocess
+import sys
+import textwrap
 import threading
+import warnings
 
 import pytest
 import torch
@@ -118,6 +122,80 @@ def test_threads_are_recorded_when_asked(tmp_path) -> None:
     assert "aten::add" in window.read().names
     with pytest.raises(RungError, match="all_threads"), record_window(tmp_path / "b.json"):
         work()
+
+
+def test_all_threads_and_a_profiler_inside_end_with_an_error_and_no_crash(tmp_path) -> None:
+    """Its own process: a window of all threads that is lost must not take the process with it."""
+    source = """
+        import threading, torch
+        from perfladder.errors import RungError
+        from perfladder.trace.record import record_window, span
+
+        def work():
+            with span("stage", "s"):
+                torch.ones(3).add(1)
+
+        def lose():
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+                torch.ones(3)
+
+        for index in range(2):
+            with record_window(f"{index}.json", all_threads=True) as window:
+                thread = threading.Thread(target=work)
+                thread.start()
+                thread.join()
+            print("stage" in {label.kind for label in window.read().labels if label})
+        try:
+            with record_window("2.json", all_threads=True):
+                lose()
+        except RungError as error:
+            print("own" in str(error))
+        with record_window("3.json", all_threads=True) as window:
+            work()
+        print(window.read().num_events > 1)
+    """
+    command = [sys.executable, "-W", "error", "-c", textwrap.dedent(source)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.split("\n")[:4]) == (0, ["True"] * 4), done.stderr
+
+
+def test_export_that_never_ends_is_given_up(tmp_path, monkeypatch) -> None:
+    """R21: what was measured before is kept; nothing waits for ever."""
+    let_go = threading.Event()
+    monkeypatch.setattr(torch.profiler.profile, "export_chrome_trace", lambda *_: let_go.wait())
+    with (
+        pytest.raises(RungError, match=r"Trace export timed out after 0.01 s"),
+        record_window(tmp_path / "a.json", export_timeout_s=0.01),
+    ):
+        torch.ones(3)
+    let_go.set()
+    assert list(tmp_path.iterdir()) == []
+    assert not _torch_private.is_profiler_active()
+
+
+def test_export_that_fails_is_named(tmp_path, monkeypatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(torch.profiler.profile, "export_chrome_trace", fail)
+    with pytest.raises(RungError, match="no space left"), record_window(tmp_path / "a.json"):
+        torch.ones(3)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_notice_about_kept_events_is_silenced_and_other_warnings_are_not(tmp_path, monkeypatch) -> None:
+    start = torch.profiler.profile.start
+
+    def start_with(profiler: torch.profiler.profile, message: str) -> None:
+        warnings.warn(message, UserWarning, stacklevel=1)
+        start(profiler)
+
+    monkeypatch.setattr(torch.profiler.profile, "start", lambda self: start_with(self, "old\nset acc_events=True."))
+    with record_window(tmp_path / "a.json"):
+        torch.ones(3)
+    monkeypatch.setattr(torch.profiler.profile, "start", lambda self: start_with(self, "something else"))
+    with pytest.raises(UserWarning, match="something else"), record_window(tmp_path / "b.json"):
+        torch.ones(3)
 
 
 def test_garbage_collection_is_marked_when_asked(tmp_path) -> None:

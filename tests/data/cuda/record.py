@@ -10,6 +10,7 @@ import json
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -27,21 +28,22 @@ DEVICE = "cuda"
 
 
 class Net(nn.Module):
-    """A convolution, an attention and a linear layer on [B, C, H, W]."""
+    """A convolution, an attention and a linear layer on [B, C, H, W]; `mark` opens spans around them."""
 
-    def __init__(self, channels: int = 32) -> None:
+    def __init__(self, channels: int = 32, mark: Callable[[str, str], Any] = span) -> None:
         super().__init__()
+        self.mark = mark
         self.conv = nn.Conv2d(channels, channels, 3, padding=1)
         self.qkv = nn.Linear(channels, 3 * channels)
         self.out = nn.Linear(channels, channels)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        with span(REGION, "net.conv"):
+        with self.mark(REGION, "net.conv"):
             x = F.silu(self.conv(x))
-        with span(REGION, "net.attention"):
+        with self.mark(REGION, "net.attention"):
             q, k, v = self.qkv(x.flatten(2).transpose(1, 2)).chunk(3, dim=-1)
             y = F.scaled_dot_product_attention(*(t.unsqueeze(1) for t in (q, k, v))).squeeze(1)
-        with span(REGION, "net.out"):
+        with self.mark(REGION, "net.out"):
             return self.out(y)
 
 
@@ -95,8 +97,8 @@ def record_graph(window: Callable[..., Any]) -> dict[str, Any]:
 
 
 def record_compiled(window: Callable[..., Any]) -> dict[str, Any]:
-    """A compiled module: Triton kernels from one call of compiled code."""
-    net, x = Net().to(DEVICE).eval(), torch.randn(2, 32, 16, 16, device=DEVICE)
+    """A compiled module: Triton kernels from one call of compiled code, which a span inside would break."""
+    net, x = Net(mark=lambda *_: nullcontext()).to(DEVICE).eval(), torch.randn(2, 32, 16, 16, device=DEVICE)
     compiled = torch.compile(net)
     with torch.no_grad():
         for _ in range(3):
@@ -106,6 +108,25 @@ def record_compiled(window: Callable[..., Any]) -> dict[str, Any]:
                 with span("profiled_run", str(index)), span(REGION, "net"):
                     compiled(x)
     return {"num_runs": 3}
+
+
+def record_annotated(window: Callable[..., Any]) -> dict[str, Any]:
+    """No label of ours: the program's own `record_function`, which is a row on the device's timeline too."""
+    x = torch.randn(512, 512, device=DEVICE)
+
+    def run() -> None:
+        for name in ("encode", "decode", "encode"):
+            with torch.profiler.record_function(name):
+                x.mm(x).relu_()
+                torch.cuda._sleep(20_000)
+                x.add(1)
+        torch.cuda.synchronize()
+
+    with torch.no_grad():
+        run()
+        with window():
+            run()
+    return {"calls": {"encode": 2, "decode": 1}}
 
 
 def record_streams(window: Callable[..., Any]) -> dict[str, Any]:
@@ -175,6 +196,7 @@ SCENES = {
     "eager": record_eager,
     "graph": record_graph,
     "compiled": record_compiled,
+    "annotated": record_annotated,
     "streams": record_streams,
     "backward": record_backward,
     "threads": record_threads,
