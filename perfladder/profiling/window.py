@@ -117,12 +117,12 @@ def profile_runs(
         trace_path: Where the trace goes.
         activities: What to record; None is all that is there.
         meter: Of the device's memory; None takes the accelerator's if one is recorded.
+        memory_limit_bytes: How much the process may grow before the window ends early; None: see `MemoryWatch`.
 
     Raises:
         RungError: Another profiler is active, or took over, or the window holds nothing.
         InputError: The trace cannot be written there.
     """
-    walls: list[float] = []
     peaks: dict[str, Peak] = {}
     covers_threads = _torch_private.can_record_all_threads()
     watch = MemoryWatch.of_this_process(memory_limit_bytes)
@@ -136,16 +136,8 @@ def profile_runs(
                     call.run()
         watch.note()
         annotator = Annotator(sites.labels)
-        names: list[str | None] = []
         with instrument(sites.sites, annotator) as state:
-            for number, call in enumerate(calls):
-                for repeat in range(repeats):
-                    if repeat and not watch.has_room(share=(number + 1) / len(calls)):
-                        break
-                    call.prepare()
-                    walls.append(_timed_run(call, len(walls)))
-                    names.append(call.name)
-                    watch.note()
+            walls, names = _timed_runs(calls, repeats, watch)
     foreign = annotator.num_foreign_calls
     observed = Observed(
         sites,
@@ -168,6 +160,21 @@ def check_no_profiler() -> None:
             "Cannot profile: another torch profiler is active in this process, and starting a second one would "
             "silently end it. Stop that one first."
         )
+
+
+def _timed_runs(calls: Sequence[Call], repeats: int, watch: MemoryWatch) -> tuple[list[float], list[str | None]]:
+    """Return the wall time in us and the call's name of each run; a call ends early where its share of memory ends."""
+    walls: list[float] = []
+    names: list[str | None] = []
+    for number, call in enumerate(calls):
+        for repeat in range(repeats):
+            if repeat and not watch.has_room(share=(number + 1) / len(calls)):
+                break
+            call.prepare()
+            walls.append(_timed_run(call, len(walls)))
+            names.append(call.name)
+            watch.note()
+    return walls, names
 
 
 def _timed_run(call: Call, index: int) -> float:
@@ -251,18 +258,13 @@ def _attribute(
 
 
 def _observation_warnings(observed: Observed, report: RegionReport) -> list[ResultWarning]:
-    """Return what the calls that were seen, and those that were not, tell."""
-    code, warnings = ProfileWarningCode, []
-    sites, num_calls = observed.sites, observed.num_calls
+    """Return what the runs and the calls that were seen, and those that were not, tell."""
+    code, sites, warnings = ProfileWarningCode, observed.sites, _hook_warnings(observed)
     if len(report.runs) < observed.num_wanted:
         message = f"Profiled {len(report.runs)} of {observed.num_wanted} runs: {observed.memory}."
         warnings.append(warn(code.WINDOW_CUT_SHORT, message))
-    if not sites.sites:
-        warnings.append(warn(code.HOOKS_DID_NOT_FIRE, "The object holds no torch.nn.Module that could be observed."))
-    elif not num_calls:
-        message = f"None of {len(sites.sites)} observed modules and methods was called on the profiled thread."
-        warnings.append(warn(code.HOOKS_DID_NOT_FIRE, message))
-    compiled = [part.name for part in sites.parts if part.is_compiled and (part.path or part.name) in num_calls]
+    seen_parts = [part for part in sites.parts if (part.path or part.name) in observed.num_calls]
+    compiled = [part.name for part in seen_parts if part.is_compiled]
     if compiled:
         message = f"Compiled, so that what is inside is not seen: {list_names(compiled)}."
         warnings.append(warn(code.COMPILED_MODULE, message))
@@ -273,3 +275,12 @@ def _observation_warnings(observed: Observed, report: RegionReport) -> list[Resu
     if unmapped := sorted(seen - set(sites.owner)):
         warnings.append(warn(code.UNMAPPED_AOT_REGION_EVENTS, f"Not part of the object: {list_names(unmapped)}."))
     return warnings
+
+
+def _hook_warnings(observed: Observed) -> list[ResultWarning]:
+    code, num_sites = ProfileWarningCode.HOOKS_DID_NOT_FIRE, len(observed.sites.sites)
+    if not num_sites:
+        return [warn(code, "The object holds no torch.nn.Module that could be observed.")]
+    if not observed.num_calls:
+        return [warn(code, f"None of {num_sites} observed modules and methods was called on a recorded thread.")]
+    return []

@@ -15,6 +15,8 @@ from perfladder.trace.warnings import TraceWarning, WarningCode
 
 _SOURCE: Final = "trace.regions"
 _US: Final = 1e-3
+_MIN_RUNS_TO_JUDGE: Final = 3
+_SLOW_FIRST_RUN: Final = 3.0
 
 
 class RegionRow(Row):
@@ -394,6 +396,14 @@ def _unattributed_ns(trace: Trace, attribution: Attribution) -> int:
     return int(trace.duration_ns[trace.device_join.event[lost]].sum())
 
 
+def _slow_first_run(runs: list[RunAttribution]) -> str | None:
+    """Return what to say if the first of several runs is far slower than all others."""
+    others_us = max((run.wall_time_us for run in runs[1:]), default=0.0)
+    if len(runs) < _MIN_RUNS_TO_JUDGE or runs[0].wall_time_us < _SLOW_FIRST_RUN * others_us:
+        return None
+    return f"Run {runs[0].run_index} took {runs[0].wall_time_us:.0f} us, the slowest other one {others_us:.0f} us."
+
+
 def _warnings(
     trace: Trace, attribution: Attribution, runs: list[RunAttribution], unattributed: int
 ) -> list[TraceWarning]:
@@ -409,6 +419,7 @@ def _warnings(
         and not trace.has_device_work
         and "The host called a device runtime, but the trace holds no kernel, copy or fill.",
         WarningCode.NEGATIVE_RESIDUAL: clamped and f"Regions exceed their run in runs {clamped[:10]}.",
+        WarningCode.FIRST_RUN_SLOW: _slow_first_run(runs),
         WarningCode.OVERLAPPING_SPANS: forest.num_overlaps and f"{forest.num_overlaps} host spans overlap.",
         WarningCode.EVENTS_OUTSIDE_RUNS: num_outside and f"{num_outside} region calls lie outside every run.",
         WarningCode.OTHER_THREADS: threaded and f"Other threads worked during runs {threaded[:10]}.",

@@ -99,6 +99,11 @@ class WarningCode(StrEnum):
         "EVENTS_OUTSIDE_RUNS",
         "Region spans lie outside every run (for example in a warm-up) and are in no run's table.",
     )
+    FIRST_RUN_SLOW = (
+        "FIRST_RUN_SLOW",
+        "The first run took several times as long as any other: it pays what is done once, such as loading kernels or "
+        "the profiler's buffers, and whatever ran then is charged with it. Read the other runs.",
+    )
     OTHER_THREADS = (
         "OTHER_THREADS",
         "Host work of other threads ran during a run. It overlaps the run's own thread and is in no fraction.",
