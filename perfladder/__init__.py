@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from perfladder.ladder import climb as climb
+    from perfladder.marks import stage as stage
     from perfladder.profiling.api import PerformanceProfile as PerformanceProfile
     from perfladder.profiling.api import profile as profile
+    from perfladder.timing.api import time_stages as time_stages
     from perfladder.trace.model import Trace as Trace
     from perfladder.workload import Workload as Workload
     from perfladder.workload import load_workload as load_workload
@@ -25,9 +27,21 @@ _LAZY = {
     "climb": "perfladder.ladder",
     "load_workload": "perfladder.workload",
     "profile": "perfladder.profiling.api",
+    "stage": "perfladder.marks",
+    "time_stages": "perfladder.timing.api",
 }
 
-__all__ = ["PerformanceProfile", "Trace", "Workload", "__version__", "climb", "load_workload", "profile"]
+__all__ = [
+    "PerformanceProfile",
+    "Trace",
+    "Workload",
+    "__version__",
+    "climb",
+    "load_workload",
+    "profile",
+    "stage",
+    "time_stages",
+]
 
 
 def __getattr__(name: str) -> Any:

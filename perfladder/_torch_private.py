@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -89,6 +90,69 @@ def compiled_original(module: torch.nn.Module) -> torch.nn.Module | None:
 def has_compiled_forward(module: torch.nn.Module) -> bool:
     """Whether somebody put a compiled function in the place of this module's `forward`."""
     return getattr(module.__dict__.get("forward"), "_torchdynamo_orig_callable", None) is not None
+
+
+class AllocatorState(NamedTuple):
+    """What the accelerator's allocator has given out and what it holds, in bytes."""
+
+    allocated: int
+    peak_allocated: int
+    reserved: int
+    peak_reserved: int
+
+
+def allocator_state(device: torch.device) -> AllocatorState:
+    """Read the allocator of one device; see `allocator_bytes`."""
+    try:
+        stats = torch._C._accelerator_getDeviceStats(device.index or 0)
+        allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
+        return AllocatorState(
+            int(allocated["current"]), int(allocated["peak"]), int(reserved["current"]), int(reserved["peak"])
+        )
+    except (AttributeError, KeyError, TypeError):
+        return AllocatorState(
+            int(torch.accelerator.memory_allocated(device)),
+            int(torch.accelerator.max_memory_allocated(device)),
+            int(torch.accelerator.memory_reserved(device)),
+            int(torch.accelerator.max_memory_reserved(device)),
+        )
+
+
+class CompileCounters(NamedTuple):
+    """What torch.compile has done in this process so far."""
+
+    graphs: int
+    graph_breaks: int
+    recompiles: int
+    limit_hits: int
+    seconds: float
+
+    def since(self, before: CompileCounters) -> CompileCounters:
+        """What came after `before`; counters that were reset meanwhile start at zero."""
+        changes = {name: max(0, now - then) for name, now, then in zip(self._fields, self, before, strict=True)}
+        return CompileCounters(**changes)  # type: ignore[arg-type]
+
+
+def compile_counters() -> CompileCounters:
+    """Read Dynamo's counters; nothing is imported for it: without `torch._dynamo` nothing was compiled.
+
+    Dynamo keeps the metrics of the last 64 compilations only, so that recompilations beyond are not counted.
+    """
+    utils = sys.modules.get("torch._dynamo.utils")
+    if utils is None:
+        return CompileCounters(0, 0, 0, 0, 0.0)
+    try:
+        counters, metrics = utils.counters, utils.get_compilation_metrics()
+        reasons = {**counters["unimplemented"], **counters["graph_break"]}
+        return CompileCounters(
+            graphs=int(counters["stats"]["unique_graphs"]),
+            graph_breaks=int(sum(counters["graph_break"].values())),
+            recompiles=sum(bool(entry.recompile_reason) for entry in metrics),
+            limit_hits=int(sum(count for reason, count in reasons.items() if "Limit type: " in reason)),
+            seconds=float(sum(entry.entire_frame_compile_time_s or 0.0 for entry in metrics)),
+        )
+    except (AttributeError, KeyError, TypeError):
+        return CompileCounters(0, 0, 0, 0, 0.0)
 
 
 def allocator_bytes() -> tuple[int, int]:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import platform
 import subprocess
+import sys
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
@@ -52,6 +53,7 @@ class DeviceSnapshot(Model):
     temperature_c: int | None = None
     power_w: float | None = None
     utilization_frac: float | None = None
+    throttle_reasons: list[str] | None = Field(default=None, description="Why its clocks are held down just now.")
     other_processes: list[DeviceProcess] = []
 
 
@@ -61,6 +63,8 @@ class Snapshot(Model):
     load_average_1m: float
     num_cpus: int = Field(default=1, description="CPUs of the whole machine, which the load average counts.")
     available_memory_bytes: int
+    cpu_mhz: float | None = Field(default=None, description="Mean clock of the CPUs.")
+    torch_threads: int | None = None
     devices: list[DeviceSnapshot] = []
 
     @property
@@ -134,10 +138,13 @@ def take_snapshot() -> Snapshot:
     """Read load and clocks now; costs a few milliseconds and touches no CUDA context."""
     import psutil
 
+    torch = sys.modules.get("torch")
     return Snapshot(
         load_average_1m=os.getloadavg()[0],
         num_cpus=os.cpu_count() or 1,
         available_memory_bytes=psutil.virtual_memory().available,
+        cpu_mhz=_cpu_mhz(),
+        torch_threads=torch.get_num_threads() if torch is not None else None,
         devices=_nvidia_snapshots(),
     )
 
@@ -179,7 +186,7 @@ def git_state(folder: Path) -> GitState:
 
 def nvidia_driver() -> str | None:
     """The NVIDIA driver's version, or None without one."""
-    with _nvml() as nvml:
+    with nvml_session() as nvml:
         return str(nvml.nvmlSystemGetDriverVersion()) if nvml else None
 
 
@@ -189,6 +196,15 @@ def _cpu_name() -> str:
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
     return platform.processor() or platform.machine()
+
+
+def _cpu_mhz() -> float | None:
+    """Mean clock of all CPUs as the kernel tells it; None where it does not."""
+    with contextlib.suppress(OSError, ValueError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        clocks = [float(line.split(":", 1)[1]) for line in lines if line.startswith("cpu MHz")]
+        return round(sum(clocks) / len(clocks), 1) if clocks else None
+    return None
 
 
 def _devices(accelerator: str) -> list[Device]:
@@ -214,7 +230,7 @@ def _devices(accelerator: str) -> list[Device]:
 
 
 @contextlib.contextmanager
-def _nvml() -> Any:
+def nvml_session() -> Any:
     """Yield an initialised NVML binding, or None where there is no NVIDIA driver."""
     import pynvml
 
@@ -230,7 +246,7 @@ def _nvml() -> Any:
 
 
 def _nvidia_snapshots() -> list[DeviceSnapshot]:
-    with _nvml() as nvml:
+    with nvml_session() as nvml:
         if nvml is None:
             return []
         return [_nvidia_snapshot(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
@@ -258,12 +274,29 @@ def _nvidia_snapshot(nvml: Any, index: int) -> DeviceSnapshot:
         temperature_c=ask("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
         power_w=power_mw / 1000 if power_mw is not None else None,
         utilization_frac=utilization.gpu / 100 if utilization else None,
+        throttle_reasons=_throttle_reasons(ask("nvmlDeviceGetCurrentClocksEventReasons")),
         other_processes=[
             DeviceProcess(pid=process.pid, name=_process_name(process.pid), memory_bytes=process.usedGpuMemory)
             for process in ask("nvmlDeviceGetComputeRunningProcesses") or []
             if process.pid not in family
         ],
     )
+
+
+_THROTTLE_REASONS = {
+    0x04: "power cap",
+    0x08: "hardware slowdown",
+    0x20: "temperature (driver)",
+    0x40: "temperature (hardware)",
+    0x80: "power brake",
+}
+"""Bits of NVML's clocks event reasons (nvml.h) that hold a busy GPU back; being idle, or a user's clocks, do not."""
+
+
+def _throttle_reasons(bits: int | None) -> list[str] | None:
+    if bits is None:
+        return None
+    return [reason for bit, reason in _THROTTLE_REASONS.items() if bits & bit]
 
 
 def _own_family() -> set[int]:

@@ -22,6 +22,8 @@ Kind = Literal[
     "no_dominant_stage",
     "cadence_met",
     "cadence_missed",
+    "peak_memory_stage",
+    "memory_grows",
     "device_mostly_idle",
     "dominant_region",
     "outside_regions",
@@ -32,6 +34,10 @@ Kind = Literal[
     "not_replayable",
     "dominant_kernels",
     "profiler_distorts",
+    "throughput_saturated",
+    "throughput_grows",
+    "concurrency_serialized",
+    "concurrency_fails",
 ]
 
 _DOMINANT_SHARE = 0.5
@@ -202,7 +208,67 @@ def _from_stages(result: StagesResult, workload: Workload) -> list[Finding]:
                 next_experiment="Read the regions of rung 2; name coarser stages in the workload.",
             )
         )
-    return found + _cadence(result, workload)
+    # It needs this module's models.
+    from perfladder.timing.load_findings import load_findings
+
+    own = [*_peak_memory(result, workload), *_memory_growth(result), *_cadence(result, workload)]
+    return [*found, *own, *load_findings(result)]
+
+
+def _peak_memory(result: StagesResult, workload: Workload) -> list[Finding]:
+    stage = next((stage for stage in result.default.stages if stage.name == result.dominating), None)
+    if workload.metric != "peak_memory" or stage is None or stage.memory is None:
+        return []
+    memory = stage.memory
+    where = "host" if result.peak_device_allocated_bytes is None else "device"
+    return [
+        Finding(
+            kind="peak_memory_stage",
+            rung="stages",
+            stage=stage.name,
+            claim=(
+                f"The {where}'s memory is fullest in {stage.name}: {memory.self_peak_bytes / 2**30:.3g} GiB, of which "
+                f"a call of it adds {memory.increase_bytes / 2**30:.3g} GiB to what was there."
+            ),
+            evidence=[
+                Evidence(
+                    metric=metric, value=getattr(memory, metric), unit="bytes", source=_where("stages", stage.name)
+                )
+                for metric in ("self_peak_bytes", "increase_bytes")
+            ],
+            uncertainty="one run apart from the timed ones; work on other threads is not told apart",
+            refuted_by="another stage with a higher peak in a further run",
+            next_experiment=(
+                f"If the increase is most of the peak, make the inputs of {stage.name} smaller or split its call; "
+                "otherwise look at what is kept from before."
+            ),
+        )
+    ]
+
+
+def _memory_growth(result: StagesResult) -> list[Finding]:
+    growths = {"device": result.device_memory_growth, "host": result.host_memory_growth}
+    for where, growth in growths.items():
+        if growth is not None and growth.is_growing and growth.bytes_per_run is not None:
+            return [
+                Finding(
+                    kind="memory_grows",
+                    rung="stages",
+                    claim=f"The {where}'s memory in use grows by {growth.bytes_per_run / 2**20:.3g} MiB a run.",
+                    evidence=[
+                        Evidence(
+                            metric="bytes_per_run",
+                            value=growth.bytes_per_run,
+                            unit="bytes a run",
+                            source=_where("stages", f"{where}_memory_growth"),
+                        )
+                    ],
+                    uncertainty=growth.reason.rstrip("."),
+                    refuted_by="more runs after which it stays level: a cache that fills is no leak",
+                    next_experiment="Raise measured_runs; if it goes on, look for what is kept between runs.",
+                )
+            ]
+    return []
 
 
 def _cadence(result: StagesResult, workload: Workload) -> list[Finding]:
@@ -226,7 +292,19 @@ def _cadence(result: StagesResult, workload: Workload) -> list[Finding]:
                 Evidence(
                     metric="num_late_chunks",
                     value=cadence.num_late_chunks or 0,
-                    unit="chunks",
+                    unit=f"of {cadence.chunk_ms.n} chunks",
+                    source=_where("stages", "cadence"),
+                ),
+                Evidence(
+                    metric="num_stalls",
+                    value=cadence.num_stalls or 0,
+                    unit="chunks that a viewer waits for",
+                    source=_where("stages", "cadence"),
+                ),
+                Evidence(
+                    metric="first_chunk_ms_p50",
+                    value=cadence.first_chunk_ms.summary.p50,
+                    unit="ms",
                     source=_where("stages", "cadence"),
                 ),
             ],
@@ -234,17 +312,18 @@ def _cadence(result: StagesResult, workload: Workload) -> list[Finding]:
                 f"{cadence.chunk_ms.n} chunks, from {cadence.chunk_ms.min:.1f} to {cadence.chunk_ms.max:.1f} ms"
             ),
             refuted_by="a longer run in which the p95 crosses the limit",
-            next_experiment=_cadence_experiment(is_met, cadence.chunk_ms.n),
+            stage=result.dominating if result.dominating_by == "chunk_self_ms" else None,
+            next_experiment=_cadence_experiment(is_met, cadence.chunk_ms.n, result.dominating),
         )
     ]
 
 
-def _cadence_experiment(is_met: bool, num_chunks: int) -> str:
+def _cadence_experiment(is_met: bool, num_chunks: int, stage: str | None) -> str:
     if num_chunks < _ENOUGH_CHUNKS:
         return f"Raise measured_runs until p95 rests on at least {_ENOUGH_CHUNKS} chunks."
     if is_met:
         return "None is needed for the cadence."
-    return "Speed up the dominating stage, or lower the cadence that is asked for."
+    return f"Speed up {stage or 'the dominating stage'}, or lower the cadence that is asked for."
 
 
 def _not_replayable(result: CaptureResult) -> list[Finding]:

@@ -1,18 +1,20 @@
 """Call sites on the user's object: find them, and observe their calls with hooks that always come off again.
 
-A call site is a dotted path on the target: `unet`, `vae.decode`, `scheduler.step`, `text_encoder.encoder.layers.3`.
+A call site is a dotted path on the target: `unet`, `vae.decode`, `scheduler.step`, `text_encoder.encoder.layers.3`; a
+phase of text generation, `model.prefill` or `model.decode`; or a mark in the user's own code (`perfladder.marks`).
 Stage timing, regions, capture and kernel attribution are observers of this one primitive.
 """
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
 import threading
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from perfladder.errors import InputError
 from perfladder.text import near_names
@@ -23,25 +25,43 @@ if TYPE_CHECKING:
 _ENTRY_POINTS = ("encode", "decode", "generate", "sample", "prefill", "step", "preprocess", "postprocess", "add_noise")
 """Methods that pipelines call on their parts as often as the parts themselves."""
 
+_PIPELINE_METHODS = ("preprocess", "_forward", "postprocess")
+"""What every pipeline of transformers does in turn."""
+
 _MAX_NESTING = 2
+
+Phase = Literal["prefill", "decode"]
+PHASES: tuple[Phase, ...] = ("prefill", "decode")
 
 
 @dataclass(frozen=True)
 class Site:
-    """One observable place: the module at `path`, or the method that `path` ends in."""
+    """One observable place: the module at `path`, the method that `path` ends in, or a mark of that name.
+
+    With a `phase`, only those calls of the module that its own `generate` makes: the first one is the prefill, which
+    reads the whole prompt, and the later ones decode.
+    """
 
     path: str
     owner: Any = field(repr=False, compare=False)
     method: str | None = None
+    phase: Phase | None = None
 
     @property
     def is_module(self) -> bool:
         """Whether calls are those of an `nn.Module` itself, seen by its hooks."""
-        return self.method is None
+        return self.method is None and not self.is_mark
+
+    @property
+    def is_mark(self) -> bool:
+        """Whether this is a stage that the user's own code marks."""
+        return self.owner is _MARKS
 
     @property
     def owner_type(self) -> str:
         """Qualified class name of the module, or of the object that has the method."""
+        if self.is_mark:
+            return "perfladder.stage"
         return f"{type(self.owner).__module__}.{type(self.owner).__qualname__}"
 
 
@@ -70,27 +90,36 @@ class Instrumentation:
     num_cut_off: int = 0
 
 
+Lane = tuple[int, int]
+
+
+def current_lane() -> Lane:
+    """Where calls nest properly: a thread, and in it the asyncio task that runs now."""
+    if asyncio._get_running_loop() is None:
+        return threading.get_ident(), 0
+    return threading.get_ident(), id(asyncio.current_task())
+
+
 class _Stacks:
-    """Open calls of every thread, so that whatever is still open can be unwound at the end."""
+    """Open calls of every thread and task, so that whatever is still open can be unwound at the end."""
 
     def __init__(self, observer: Observer) -> None:
         self.observer = observer
-        self._local = threading.local()
-        self._all: list[list[tuple[Site, Any]]] = []
+        self._open: dict[Lane, list[tuple[Site, Any]]] = {}
         self.num_cut_off = 0
         self.is_closed = False
 
     def push(self, site: Site, token: Any) -> None:
-        try:
-            stack = self._local.stack
-        except AttributeError:
-            stack = self._local.stack = []
-            self._all.append(stack)
+        lane = current_lane()
+        stack = self._open.get(lane)
+        if stack is None:
+            stack = self._open[lane] = []
         stack.append((site, token))
 
     def pop(self, site: Site, result: Any) -> None:
         """Close the innermost open call of `site`, and those inside it that never said goodbye."""
-        stack = getattr(self._local, "stack", [])
+        lane = current_lane()
+        stack = self._open.get(lane, [])
         if not any(open_site is site for open_site, _ in stack):
             return
         while stack:
@@ -99,12 +128,15 @@ class _Stacks:
             self.num_cut_off += not is_match
             self.observer.leave(open_site, token, result if is_match else None)
             if is_match:
-                return
+                break
+        if not stack:
+            # Tasks come and go, and their numbers are used again.
+            self._open.pop(lane, None)
 
     def unwind(self) -> None:
         """`always_call` hooks do not fire on KeyboardInterrupt and SystemExit, so the block closes what is open."""
         self.is_closed = True
-        for stack in self._all:
+        for stack in list(self._open.values()):
             while stack:
                 site, token = stack.pop()
                 self.num_cut_off += 1
@@ -120,10 +152,10 @@ def instrument(sites: Iterable[Site], observer: Observer) -> Iterator[Instrument
     state = Instrumentation(sites=[])
     stacks = _Stacks(observer)
     undo: list[Callable[[], bool]] = []
-    first_path: dict[tuple[int, str | None], str] = {}
+    first_path: dict[tuple[int, str | None, str | None], str] = {}
     try:
         for site in sites:
-            key = (id(site.owner), site.method)
+            key = (id(site.owner), site.path if site.is_mark else site.method, site.phase)
             if key in first_path:
                 state.aliases[site.path] = first_path[key]
                 continue
@@ -144,6 +176,10 @@ def instrument(sites: Iterable[Site], observer: Observer) -> Iterator[Instrument
 
 def _attach(site: Site, stacks: _Stacks) -> Callable[[], bool]:
     """Start observing a site; returns what ends it, which tells whether the observation was still in place."""
+    if site.is_mark:
+        return _attach_mark(site, stacks)
+    if site.phase is not None:
+        return _attach_phase(site, stacks)
     if site.is_module:
         return _attach_module(site, stacks)
     if site.method == "__call__":
@@ -175,16 +211,63 @@ def _attach_module(site: Site, stacks: _Stacks) -> Callable[[], bool]:
     return remove
 
 
+def _attach_phase(site: Site, stacks: _Stacks) -> Callable[[], bool]:
+    """Observe those calls of a module that belong to one phase of its `generate`."""
+    module: nn.Module = site.owner
+    num_calls: dict[Lane, int] = {}
+    generate: Callable[..., Any] = getattr(module, "generate")  # noqa: B009 (nn.Module declares no such method)
+
+    @functools.wraps(generate)
+    def counting(*args: Any, **kwargs: Any) -> Any:
+        lane = current_lane()
+        outer, num_calls[lane] = num_calls.get(lane), 0
+        try:
+            return generate(*args, **kwargs)
+        finally:
+            del num_calls[lane]
+            if outer is not None:
+                num_calls[lane] = outer
+
+    def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        lane = current_lane()
+        index = num_calls.get(lane)
+        if index is None:
+            return
+        num_calls[lane] = index + 1
+        if (index == 0) == (site.phase == "prefill"):
+            stacks.push(site, stacks.observer.enter(site, args, kwargs))
+
+    def after(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        stacks.pop(site, result)
+
+    handles = [
+        module.register_forward_pre_hook(before, with_kwargs=True),
+        module.register_forward_hook(after, with_kwargs=True, always_call=True),
+    ]
+    restore = _replace_attribute(site, "generate", counting)
+
+    def remove() -> bool:
+        was_there = all(handle.id in (handle.hooks_dict_ref() or {}) for handle in handles)
+        for handle in handles:
+            handle.remove()
+        return restore() and was_there
+
+    return remove
+
+
 def _attach_method(site: Site, stacks: _Stacks) -> Callable[[], bool]:
     """Put a wrapper with the same signature into the owner's own attributes."""
     name = site.method
     assert name is not None
-    original = getattr(site.owner, name)
+    return _replace_attribute(site, name, _observed_function(getattr(site.owner, name), site, stacks))
+
+
+def _replace_attribute(site: Site, name: str, observed: Any) -> Callable[[], bool]:
+    """Set an attribute in the owner's own dictionary; returns what puts back what was there."""
     own: dict[str, Any] | None = getattr(site.owner, "__dict__", None)
     if not isinstance(own, dict):
         raise TypeError(f"{site.owner_type} has no attributes of its own (slots), so its methods cannot be observed")
     was_own, previous = name in own, own.get(name)
-    observed = _observed_function(original, site, stacks)
     own[name] = observed
 
     def remove() -> bool:
@@ -229,15 +312,7 @@ def _observed_function(original: Callable[..., Any], site: Site, stacks: _Stacks
 
     @functools.wraps(original)
     def observed(*args: Any, **kwargs: Any) -> Any:
-        if stacks.is_closed:
-            return original(*args, **kwargs)
-        stacks.push(site, stacks.observer.enter(site, args, kwargs))
-        result = None
-        try:
-            result = original(*args, **kwargs)
-        finally:
-            stacks.pop(site, result)
-        return _observe_items(result, site, stacks) if _has_items(result) else result
+        return _call_observed(original, args, kwargs, site, stacks)
 
     if not inspect.iscoroutinefunction(original):
         return observed
@@ -247,6 +322,20 @@ def _observed_function(original: Callable[..., Any], site: Site, stacks: _Stacks
         return await observed(*args, **kwargs)
 
     return observed_coroutine
+
+
+def _call_observed(
+    original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], site: Site, stacks: _Stacks
+) -> Any:
+    if stacks.is_closed:
+        return original(*args, **kwargs)
+    stacks.push(site, stacks.observer.enter(site, args, kwargs))
+    result = None
+    try:
+        result = original(*args, **kwargs)
+    finally:
+        stacks.pop(site, result)
+    return _observe_items(result, site, stacks) if _has_items(result) else result
 
 
 def _has_items(result: Any) -> bool:
@@ -327,6 +416,100 @@ async def _observe_async_generator(
         await inner.aclose()
 
 
+class _Marks:
+    """Who observes which marks. The tables are replaced, never changed, so that marks read them without a lock."""
+
+    def __init__(self) -> None:
+        self.watchers: dict[str, tuple[_Stacks, ...]] = {}
+        self.sites: dict[str, Site] = {}
+        self._lock = threading.Lock()
+
+    def site(self, name: str) -> Site:
+        """The one site of that name."""
+        with self._lock:
+            if name not in self.sites:
+                self.sites = {**self.sites, name: Site(name, self)}
+            return self.sites[name]
+
+    def watch(self, name: str, stacks: _Stacks) -> None:
+        """Let `stacks` observe the marks of that name, or with `_ANY` all marks."""
+        with self._lock:
+            self.watchers = {**self.watchers, name: (*self.watchers.get(name, ()), stacks)}
+
+    def unwatch(self, name: str, stacks: _Stacks) -> None:
+        """End what `watch` began."""
+        with self._lock:
+            left = tuple(other for other in self.watchers.get(name, ()) if other is not stacks)
+            others = {key: value for key, value in self.watchers.items() if key != name}
+            self.watchers = {**others, name: left} if left else others
+
+    def watching(self, name: str) -> tuple[_Stacks, ...]:
+        """Who observes the marks of that name now, each once."""
+        named, everyone = self.watchers.get(name, ()), self.watchers.get(_ANY, ())
+        return tuple(dict.fromkeys((*everyone, *named))) if named else everyone
+
+
+_ANY = "*"
+_MARKS = _Marks()
+
+
+def mark_site(name: str) -> Site:
+    """The site of the marks of one name, `@stage(name)` and `with stage(name)`, wherever they are."""
+    return _MARKS.site(name)
+
+
+def any_mark() -> Site:
+    """Stands for every mark: its observer is told of each by that mark's own site."""
+    return _MARKS.site(_ANY)
+
+
+def known_marks() -> set[str]:
+    """Names of the marks met so far: those of decorators, and those of blocks that ran under observation."""
+    return set(_MARKS.sites) - {_ANY}
+
+
+def call_marked(name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a marked function, and tell those who observe its mark."""
+    call, site = function, _MARKS.site(name)
+    for stacks in _MARKS.watching(name):
+        call = functools.partial(_call_marked_for, stacks, site, call)
+    return call(*args, **kwargs)
+
+
+def _call_marked_for(stacks: _Stacks, site: Site, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    return _call_observed(call, args, kwargs, site, stacks)
+
+
+def enter_mark(name: str) -> None:
+    """A marked block begins."""
+    site = _MARKS.site(name)
+    for stacks in _MARKS.watching(name):
+        stacks.push(site, stacks.observer.enter(site, (), {}))
+
+
+def leave_mark(name: str) -> None:
+    """The innermost marked block of that name on this thread or task ends; nothing if its begin was not observed."""
+    site = _MARKS.site(name)
+    for stacks in _MARKS.watching(name):
+        if not stacks.is_closed:
+            stacks.pop(site, None)
+
+
+def is_any_mark_observed() -> bool:
+    """Whether anybody observes marks now."""
+    return bool(_MARKS.watchers)
+
+
+def _attach_mark(site: Site, stacks: _Stacks) -> Callable[[], bool]:
+    _MARKS.watch(site.path, stacks)
+
+    def remove() -> bool:
+        _MARKS.unwatch(site.path, stacks)
+        return True
+
+    return remove
+
+
 def named_modules_of(obj: Any) -> list[tuple[str, nn.Module]]:
     """The modules that an object is made of: itself (path ""), or those in its attributes, also in lists and dicts."""
     from torch import nn
@@ -351,14 +534,36 @@ def stage_sites(obj: Any) -> list[Site]:
     if isinstance(obj, nn.Module):
         # What is inside a compiled module runs in its graph, where no hook of a child fires.
         sites = [] if hasattr(obj, "_orig_mod") else [Site(path, child) for path, child in _children(obj)]
+        if generates(obj):
+            return [Site("generate", obj, "generate"), *_phase_sites("", obj), *sites]
         return sites or [Site("", obj)]
-    sites = [Site(name, obj, name) for name in _public_methods(obj)]
+    names = [*_public_methods(obj), *(_PIPELINE_METHODS if is_text_pipeline(obj) else ())]
+    sites = [Site(name, obj, name) for name in dict.fromkeys(names)]
     for path, part in _parts(obj):
         if isinstance(part, nn.Module):
             sites.append(Site(path, part))
+        if generates(part):
+            sites += _phase_sites(path, part)
         methods = [name for name in _ENTRY_POINTS if inspect.isroutine(getattr(type(part), name, None))]
         sites += [Site(f"{path}.{name}", part, name) for name in methods]
     return sites
+
+
+def generates(part: Any) -> bool:
+    """Whether this is a model with transformers' `generate`, which calls the model once for each step."""
+    from torch import nn
+
+    names = ("generate", "prepare_inputs_for_generation")
+    return isinstance(part, nn.Module) and all(inspect.isroutine(getattr(part, name, None)) for name in names)
+
+
+def is_text_pipeline(obj: Any) -> bool:
+    """Whether this has the three methods that a pipeline of transformers calls in turn."""
+    return all(inspect.isroutine(getattr(type(obj), name, None)) for name in _PIPELINE_METHODS)
+
+
+def _phase_sites(path: str, model: Any) -> list[Site]:
+    return [Site(".".join(filter(None, (path, phase))), model, phase=phase) for phase in PHASES]
 
 
 def module_sites(module: nn.Module, path: str = "") -> list[Site]:
@@ -379,6 +584,14 @@ def resolve_site(obj: Any, path: str, *, field_name: str = "stages") -> Site:
     """Turn one path into a site; see `resolve_sites`."""
     from torch import nn
 
+    if path in known_marks():
+        return mark_site(path)
+    owner_path, _, name = path.rpartition(".")
+    for phase in PHASES:
+        if name == phase:
+            owner = attribute_at(obj, owner_path, field_name=field_name)
+            if generates(owner) and not hasattr(owner, name):
+                return Site(path, owner, phase=phase)
     found = attribute_at(obj, path, field_name=field_name)
     if isinstance(found, nn.Module):
         return Site(path, found)
@@ -386,7 +599,6 @@ def resolve_site(obj: Any, path: str, *, field_name: str = "stages") -> Site:
         raise InputError(f"{field_name}: {path!r} is a {type(found).__name__}; a call site is a module or a method.")
     if not inspect.isroutine(found) and not isinstance(found, (type, functools.partial)):
         return Site(path, found, "__call__")
-    owner_path, _, name = path.rpartition(".")
     return Site(path, attribute_at(obj, owner_path, field_name=field_name), name)
 
 

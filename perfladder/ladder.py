@@ -7,7 +7,7 @@ import importlib
 import os
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,8 +19,9 @@ from perfladder.errors import InputError, PerfladderError, RungError
 from perfladder.files import write_atomically
 from perfladder.findings import Finding, collect_findings, rungs_to_skip
 from perfladder.models import Model
+from perfladder.rank_session import RankSession, open_session
 from perfladder.rundir import RunDirectory, RunStatus, read_model
-from perfladder.rungs.base import RungContext, RungResult
+from perfladder.rungs.base import Launch, RungContext, RungResult
 from perfladder.session import Request, Result, Session
 from perfladder.target import LoadedInfo, LoadRequest, PreloadRequest, load, preload
 from perfladder.text import near_names
@@ -38,6 +39,7 @@ class Rung:
     result: str
     question: str
     cost: str
+    runs_on_ranks: bool = False
 
     @property
     def module(self) -> Any:
@@ -53,9 +55,16 @@ class Rung:
 
 # Within the broad session the order is time, capture, profile: a process that has profiled stays slower.
 RUNGS = (
-    Rung(1, "stages", "StagesResult", "Which stage dominates the metric that matters?", "plain runs"),
+    Rung(1, "stages", "StagesResult", "Which stage dominates the metric that matters?", "plain runs", True),
     Rung(3, "capture", "CaptureResult", "What does that stage receive and return?", "plain runs"),
-    Rung(2, "regions", "RegionsResult", "How much time is in which module, and how much outside any?", "a profiled window"),
+    Rung(
+        2,
+        "regions",
+        "RegionsResult",
+        "How much time is in which module, and how much outside any?",
+        "a profiled window",
+        True,
+    ),
     Rung(3, "harness", "HarnessResult", "Does that stage, alone, behave as in the pipeline?", "a replay process"),
     Rung(4, "kernels", "KernelsResult", "Which kernels, from which operator and module?", "a profiled replay"),
 )
@@ -73,20 +82,26 @@ def rung_named(name: str) -> Rung:
     raise InputError(f"There is no rung {name!r}. {near_names(name, [rung.name for rung in RUNGS], 'rungs')}")
 
 
+_NOT_ON_RANKS = (
+    "The workload runs on {nproc} ranks, and a stage is captured and replayed alone, in one process, where a "
+    "collective inside it would wait for the other ranks. Stage timing and regions are there for every rank."
+)
+
+
 class _LazySession:
     """A session that loads the target on first use, and is started again after it died."""
 
-    def __init__(self, file: WorkloadFile, log_path: Path, environment: dict[str, str] | None) -> None:
+    def __init__(self, file: WorkloadFile, log_path: Path, environment: dict[str, str]) -> None:
         self.file, self.log_path, self.environment = file, log_path, environment
-        self._session: Session | None = None
+        self._session: Session | RankSession | None = None
         self._is_loading = self._is_loaded = self._is_preloading = False
         self.info: LoadedInfo | None = None
 
-    def start(self) -> Session:
+    def start(self) -> Session | RankSession:
         """The running child, started if there is none."""
         if self._session is None or not self._session.is_alive:
             self.close()
-            self._session = Session(self.file, log_path=self.log_path, environment=self.environment)
+            self._session = open_session(self.file, log_path=self.log_path, environment=self.environment)
             self._session.__enter__()
         return self._session
 
@@ -107,7 +122,7 @@ class _LazySession:
             with contextlib.suppress(PerfladderError):
                 self._session.result(preload, timeout_s=self.file.workload.timeout_s)
 
-    def loaded(self) -> Session:
+    def loaded(self) -> Session | RankSession:
         """The child with the target loaded."""
         timeout_s = self.file.workload.timeout_s
         self.finish_preload()
@@ -123,6 +138,12 @@ class _LazySession:
             self._is_loaded = True
         assert self._session is not None
         return self._session
+
+    def load(self) -> LoadedInfo:
+        """Load the target, unless the running child has it already."""
+        self.loaded()
+        assert self.info is not None
+        return self.info
 
     def call(self, measure: Callable[[Any, Request], Result], request: Request, *, timeout_s: float) -> Result:
         """Run a measuring function where the target is loaded."""
@@ -175,9 +196,9 @@ class Climb:
         self.results: dict[str, RungResult] = {}
         self.findings: list[Finding] = []
         self.run = RunDirectory.create(runs_dir, file.workload, source=source, base_dir=file.base_dir)
-        environment = dict(environment if environment is not None else os.environ)
-        self._broad = _LazySession(file, self.run.path / "session.log", environment)
-        self._replay = _LazySession(file, self.run.path / "replay.log", environment)
+        self._environment = dict(environment if environment is not None else os.environ)
+        self._broad = _LazySession(file, self.run.path / "session.log", self._environment)
+        self._replay = _LazySession(file, self.run.path / "replay.log", self._environment)
         self._error: PerfladderError | None = None
 
     def __enter__(self) -> Self:
@@ -185,7 +206,7 @@ class Climb:
         self.tell("loading the target")
         try:
             self._broad.begin_load()
-            if len(self.rungs) > 1:
+            if len(self.rungs) > 1 and self.workload.nproc == 1:
                 self._replay.begin_preload()
         except BaseException as error:
             self.__exit__(type(error), error, error.__traceback__)
@@ -235,12 +256,15 @@ class Climb:
 
     @contextlib.contextmanager
     def holding_device(self) -> Iterator[None]:
-        """Hold the lock of the device that is measured on."""
-        devices = self.info.environment.devices
-        index = int(self.info.device.partition(":")[2] or 0)
-        name = "cpu" if self.info.device == "cpu" else (devices[index].uuid or self.info.device)
-        with device_lock(name, tell=self.tell):
+        """Hold the lock of each device that is measured on, always in one order."""
+        with contextlib.ExitStack() as locks:
+            for name in sorted(map(self._lock_name, self.info.devices)):
+                locks.enter_context(device_lock(name, tell=self.tell))
             yield
+
+    def _lock_name(self, device: str) -> str:
+        index = int(device.partition(":")[2] or 0)
+        return "cpu" if device == "cpu" else (self.info.environment.devices[index].uuid or device)
 
     def rungs_to_climb(self) -> Iterator[Rung]:
         """The rungs in order, each after the one before it is climbed; when the first fails, nothing can follow."""
@@ -255,7 +279,11 @@ class Climb:
         started_at, start = _now(), time.perf_counter()
         skip = rungs_to_skip(self.findings).get(rung.name)
         self.tell(f"{rung.name} (rung {rung.number}): {rung.question if skip is None else 'skipped. ' + skip}")
-        result = self._attempt(rung, folder) if skip is None else rung.result_type(rung=rung.name, status="skipped", reason=skip)
+        result = (
+            self._attempt(rung, folder)
+            if skip is None
+            else rung.result_type(rung=rung.name, status="skipped", reason=skip)
+        )
         result = result.model_copy(
             update={
                 "started_at": started_at,
@@ -299,6 +327,9 @@ class Climb:
         )
 
     def _attempt(self, rung: Rung, folder: Path) -> RungResult:
+        if self.workload.nproc > 1 and not rung.runs_on_ranks:
+            reason = _NOT_ON_RANKS.format(nproc=self.workload.nproc)
+            return rung.result_type(rung=rung.name, status="not_applicable", reason=reason)
         context = RungContext(
             file=self.file,
             info=self.info,
@@ -307,6 +338,7 @@ class Climb:
             results=dict(self.results),
             folder=folder,
             tell=self.tell,
+            open_fresh=self._open_fresh,
         )
         try:
             result: RungResult = rung.module.run(context)
@@ -318,6 +350,14 @@ class Climb:
             failure = RungError(f"Internal error, please report it: {error!r} at {frame.filename}:{frame.lineno}")
         self._error = self._error or failure
         return rung.result_type(rung=rung.name, status="failed", reason=str(failure), error_type=type(failure).__name__)
+
+    @contextlib.contextmanager
+    def _open_fresh(self, variables: Mapping[str, str]) -> Iterator[Launch]:
+        session = _LazySession(self.file, self.run.path / "launches.log", {**self._environment, **variables})
+        try:
+            yield session
+        finally:
+            session.close()
 
     def _exit_code(self) -> int:
         """Nothing measured: the error's own code. Otherwise 5 when a rung failed."""

@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar, get_type_hints
 
 from perfladder import errors
+from perfladder.distributed import RankPlace
 from perfladder.errors import PerfladderError, WorkloadCrashError, WorkloadTimeoutError
 from perfladder.models import Model
 from perfladder.workload import WorkloadFile
@@ -51,13 +52,23 @@ class Session:
         file: The workload and the folder that its relative paths start from.
         log_path: Receives all that the child and its own children print.
         environment: The complete environment variables of the child.
+        place: Which rank the child is, if it is one of several.
     """
 
-    def __init__(self, file: WorkloadFile, *, log_path: Path, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        file: WorkloadFile,
+        *,
+        log_path: Path,
+        environment: dict[str, str] | None = None,
+        place: RankPlace | None = None,
+    ) -> None:
         self.file = file
         self.log_path = log_path
         self._environment = environment
+        self._place = place
         self._process: subprocess.Popen[bytes] | None = None
+        self._lifeline: int | None = None
         self._pending: str | None = None
 
     def __enter__(self) -> Self:
@@ -98,7 +109,7 @@ class Session:
             self._requests.flush()
         except BrokenPipeError:
             self._pending = None
-            self._raise_crash()
+            raise self.crash() from None
 
     def result(self, measure: Callable[[Any, Request], Result], *, timeout_s: float) -> Result:
         """Wait for the answer to the last `submit`."""
@@ -106,30 +117,41 @@ class Session:
         assert name is not None, "nothing was submitted"
         line = self._read_line(time.monotonic() + timeout_s)
         if line is None:
-            where = self._where_it_hangs()
+            where = self.where_it_hangs()
             self.close()
             raise WorkloadTimeoutError(
-                f"The workload did not finish '{_step(name)}' within {timeout_s:g} s and was ended, with all it had "
-                f"started.{where} Raise 'timeout_s' in the workload, or give it less work."
+                f"The workload did not finish '{step_name(name)}' within {timeout_s:g} s and was ended, with all it "
+                f"had started.{where} Raise 'timeout_s' in the workload, or give it less work."
             )
         if not line:
-            self._raise_crash()
+            raise self.crash()
         answer = json.loads(line)
         if "error" in answer:
-            raise _rebuild(answer["error"])
+            raise rebuild_error(answer["error"])
         result: Result = get_type_hints(measure)["return"].model_validate(answer["result"])
         return result
 
-    def close(self) -> None:
-        """End the child and everything below it; safe to call again."""
-        process, self._process = self._process, None
-        if process is None:
+    def forget_submitted(self) -> None:
+        """The last `submit` is answered; for who collects the answer with `receive`."""
+        self._pending = None
+
+    def begin_close(self) -> None:
+        """Tell the guard to end the child, without waiting; `close` must follow."""
+        if self._process is None or self._lifeline is None:
             return
         # A request that a dead child never read is still in the buffer, and closing would try to write it again.
         with contextlib.suppress(BrokenPipeError):
             self._requests.close()
         os.close(self._lifeline)
-        os.close(self._answers)
+        os.close(self.answers_fd)
+        self._lifeline = None
+
+    def close(self) -> None:
+        """End the child and everything below it; safe to call again."""
+        self.begin_close()
+        process, self._process = self._process, None
+        if process is None:
+            return
         try:
             process.wait(timeout=_END_LIMIT_S)
         except subprocess.TimeoutExpired:
@@ -165,14 +187,18 @@ class Session:
         for fd in (request_read, answer_write, lifeline_read):
             os.close(fd)
         self._requests = os.fdopen(request_write, "wb")
-        self._answers, self._lifeline = answer_read, lifeline_write
+        self.answers_fd, self._lifeline = answer_read, lifeline_write
         self._buffer = b""
-        hello = {"workload": self.file.workload.model_dump(mode="json"), "base_dir": str(self.file.base_dir)}
+        hello = {
+            "workload": self.file.workload.model_dump(mode="json"),
+            "base_dir": str(self.file.base_dir),
+            "place": self._place.model_dump() if self._place else None,
+        }
         try:
             self._requests.write(json.dumps(hello).encode() + b"\n")
             self._requests.flush()
         except BrokenPipeError:
-            self._raise_crash()
+            raise self.crash() from None
         except BaseException:
             self.close()
             raise
@@ -180,18 +206,25 @@ class Session:
     def _read_line(self, deadline: float) -> bytes | None:
         """One answer; empty when the child has died; None at the deadline."""
         poller = select.poll()
-        poller.register(self._answers, select.POLLIN)
-        while b"\n" not in self._buffer:
-            if not poller.poll(1000 * max(0.0, deadline - time.monotonic())):
-                return None
-            chunk = os.read(self._answers, 1 << 16)
-            if not chunk:
-                return b""
-            self._buffer += chunk
+        poller.register(self.answers_fd, select.POLLIN)
+        while poller.poll(1000 * max(0.0, deadline - time.monotonic())):
+            line = self.receive()
+            if line is not None:
+                return line
+        return None
+
+    def receive(self) -> bytes | None:
+        """Read what has come: the answer once it is whole, else None; empty when the child has died."""
+        chunk = os.read(self.answers_fd, 1 << 16)
+        if not chunk:
+            return b""
+        self._buffer += chunk
+        if b"\n" not in chunk:
+            return None
         line, _, self._buffer = self._buffer.partition(b"\n")
         return line
 
-    def _where_it_hangs(self) -> str:
+    def where_it_hangs(self) -> str:
         """Ask the child for its Python stack (faulthandler answers inside C code too); quote the innermost frames."""
         assert self._process is not None
         from perfladder.guard import descendants
@@ -213,14 +246,15 @@ class Session:
         own = next((frame for frame in frames if "/lib/python" not in frame and "site-packages" not in frame), None)
         return f" It was at: {'; in '.join(dict.fromkeys(filter(None, (*frames[:1], own))))}." if frames else ""
 
-    def _raise_crash(self) -> None:
+    def crash(self) -> WorkloadCrashError:
+        """Close, and tell why the child died."""
         assert self._process is not None
         try:
             code = self._process.wait(timeout=_END_LIMIT_S)
         except subprocess.TimeoutExpired:
             code = None
         self.close()
-        raise WorkloadCrashError(f"The workload's process ended: {_reason(code)}. {self._log_tail()}")
+        return WorkloadCrashError(f"The workload's process ended: {_reason(code)}. {self._log_tail()}")
 
     def _log_tail(self) -> str:
         """The last lines that the child printed; it may have printed gigabytes."""
@@ -265,12 +299,13 @@ def _is_worker(pid: int) -> bool:
         return False
 
 
-def _step(name: str) -> str:
+def step_name(name: str) -> str:
+    """What a person calls `module:function`."""
     module, _, function = name.partition(":")
     return module.rpartition(".")[2] if function == "measure" else function
 
 
-def _rebuild(error: dict[str, str]) -> PerfladderError:
+def rebuild_error(error: dict[str, str]) -> PerfladderError:
     """The child's error, as the class it was there."""
     kind: type[PerfladderError] = getattr(errors, error["type"])
     return kind(error["message"])

@@ -83,7 +83,11 @@ def summarize(values: Sequence[float]) -> Summary:
 
 
 def bootstrap_interval(
-    statistic: Callable[..., np.ndarray], *samples: Sequence[float], paired: bool = False, seed: int = 0
+    statistic: Callable[..., np.ndarray],
+    *samples: Sequence[float],
+    paired: bool = False,
+    in_blocks: bool = False,
+    seed: int = 0,
 ) -> Interval:
     """Percentile bootstrap (95 %) of a statistic of one or more sample sets.
 
@@ -91,18 +95,24 @@ def bootstrap_interval(
         statistic: Takes one array [resamples, n] for each sample set and reduces the last axis.
         samples: The sample sets.
         paired: Resample the sets with the same indices: they belong to the same runs.
+        in_blocks: Resample blocks of consecutive runs, since runs of one process resemble their neighbours. Such an
+            interval tells how exact this process's number is; another process may well give one outside it.
         seed: Makes the interval reproducible.
 
     Source:
-        Efron and Tibshirani, An Introduction to the Bootstrap (1993), chapter 13.
+        Efron and Tibshirani, An Introduction to the Bootstrap (1993), chapter 13. Blocks as in `compare_samples`,
+        their length from the first sample set.
     """
     generator = np.random.default_rng(seed)
     arrays = [np.asarray(sample, dtype=np.float64) for sample in samples]
-    shared = generator.integers(0, len(arrays[0]), (_RESAMPLES, len(arrays[0]))) if paired else None
-    resampled = [
-        array[shared if shared is not None else generator.integers(0, len(array), (_RESAMPLES, len(array)))]
-        for array in arrays
-    ]
+
+    def indices(array: np.ndarray) -> np.ndarray:
+        if in_blocks:
+            return _block_indices(generator, len(array), _block_length(array))
+        return generator.integers(0, len(array), (_RESAMPLES, len(array)))
+
+    shared = indices(arrays[0]) if paired else None
+    resampled = [array[shared if shared is not None else indices(array)] for array in arrays]
     low, high = np.percentile(statistic(*resampled), [2.5, 97.5])
     return Interval(low=float(low), high=float(high))
 

@@ -14,14 +14,15 @@ import sys
 import time
 import traceback
 import zlib
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from pydantic import JsonValue
+from pydantic import Field, JsonValue
 
+from perfladder.distributed import RankGroup, RankPlace, initialize_default_group, rank_device
 from perfladder.environment import (
     Environment,
     GitState,
@@ -77,6 +78,18 @@ class LoadedInfo(Model):
     snapshot: Snapshot
     git: GitState
     fingerprints: Fingerprints
+    rank_devices: list[str] = Field(default=[], description="The device of each rank, where there are several.")
+
+    @classmethod
+    def of_ranks(cls, found: Sequence[LoadedInfo]) -> LoadedInfo:
+        """Rank 0's, with the devices of all, and for each part of the load the time of the slowest."""
+        load_s = {part: max(info.load_s[part] for info in found) for part in found[0].load_s}
+        return found[0].model_copy(update={"load_s": load_s, "rank_devices": [info.device for info in found]})
+
+    @property
+    def devices(self) -> list[str]:
+        """Every device that the target runs on, once."""
+        return sorted(set(self.rank_devices or [self.device]))
 
 
 @dataclass
@@ -94,11 +107,14 @@ class LoadedTarget:
     Args:
         workload: What to run.
         base_dir: Where relative paths and the user's modules are looked up.
+        place: Which rank this process is, if it is one of several.
     """
 
-    def __init__(self, workload: Workload, base_dir: Path) -> None:
+    def __init__(self, workload: Workload, base_dir: Path, place: RankPlace | None = None) -> None:
         self.workload = workload
         self.base_dir = base_dir
+        self.place = place
+        self._ranks: RankGroup | None = None
         self.obj: Any = None
         self.device: torch.device = None  # type: ignore[assignment]  # set by load()
         self.compiled_modules: list[str] = []
@@ -107,10 +123,14 @@ class LoadedTarget:
         self._prepared: dict[str, dict[str, Any]] = {}
 
     @classmethod
-    def of(cls, obj: Any, workload: Workload, base_dir: Path | None = None) -> LoadedTarget:
-        """Wrap an object that is already there, as a notebook has it."""
+    def of(
+        cls, obj: Any, workload: Workload, base_dir: Path | None = None, *, inputs: Mapping[str, Any] | None = None
+    ) -> LoadedTarget:
+        """Wrap an object that is already there, as a notebook has it; `inputs` replace the workload's, as they are."""
         loaded = cls(workload, base_dir or Path.cwd())
         loaded.obj, loaded.device = obj, resolve_device(workload.device)
+        if inputs is not None:
+            loaded._inputs[""] = dict(inputs)
         loaded._prepare_call()
         return loaded
 
@@ -124,27 +144,37 @@ class LoadedTarget:
 
     def load(self) -> dict[str, float]:
         """Import, build, move and compile the target; returns the seconds of each."""
-        if self.workload.nproc > 1:
-            raise NotPossibleHereError("nproc: runs over several processes are not supported yet; set it to 1.")
+        if self.workload.nproc > 1 and self.place is None:
+            raise NotPossibleHereError(
+                "nproc: several ranks cannot run in this one process; use a session or the command."
+            )
         seconds: dict[str, float] = {}
         with _seconds(seconds, "import"):
             self._import_path()
             self.device = resolve_device(self.workload.device)
+            if self.place is not None:
+                self.device = rank_device(self.workload.device, self.device, self.place)
             factory = find_callable(self.workload.target, self.base_dir, field_name="target")
         with _seconds(seconds, "build"):
             self._seed()
-            self.obj = self._build(factory)
+            built, takes = self._build(factory)
+        with _seconds(seconds, "move"):
+            self.obj = self._move(built, takes)
         with _seconds(seconds, "compile"):
             self._compile()
         self._check_attention_backend()
         self._prepare_call()
+        if self.place is not None:
+            with _seconds(seconds, "ranks"):
+                initialize_default_group(self.device, self.workload.timeout_s)
+                self._ranks = self._ranks or RankGroup(self.place, timeout_s=self.workload.timeout_s)
         return seconds
 
     def inputs(self, scenario: str | None = None) -> dict[str, Any]:
         """The call's keyword arguments, with the scenario's overrides; tensors are made once."""
         key = scenario or ""
         if key not in self._inputs:
-            given = {**self.workload.inputs, **(self.workload.scenarios[scenario] if scenario else {})}
+            given = self.workload.input_set(scenario).inputs
             self._inputs[key] = {name: self._materialise(name, value) for name, value in given.items()}
         return self._inputs[key]
 
@@ -165,10 +195,31 @@ class LoadedTarget:
             return consume(self._call(**inputs), clock)
 
     def prepare_run(self, scenario: str | None = None) -> None:
-        """Seed all generators and copy the inputs, so that runs do the same work; call it outside the timed part."""
+        """Seed all generators and copy the inputs, so that runs do the same work; call it outside the timed part.
+
+        Where there are ranks, it returns when all have come this far, so every rank must do the same number of runs.
+        """
         self._prepared = {scenario or "": self._fresh_inputs(scenario)}
         self._seed()
         self.synchronize()
+        if self._ranks is not None:
+            self._ranks.start_together()
+
+    def agreed(self, value: float) -> float:
+        """Rank 0's value on every rank: how many runs there are must not follow from one rank's own measurement."""
+        return value if self._ranks is None else self._ranks.agree(value)
+
+    def own_path(self, path: Path) -> Path:
+        """Where this process writes a file that every rank has."""
+        return path if self.place is None else self.place.own_path(path)
+
+    def new_request(self) -> Callable[[], Any]:
+        """The call with inputs of its own, to start on any thread; it gives what the call returns, not yet consumed.
+
+        Whoever starts it sees to `torch.no_grad()` on that thread and to `attention()`, which holds for the process.
+        """
+        inputs = self._fresh_inputs(None)
+        return lambda: self._call(**inputs)
 
     def _fresh_inputs(self, scenario: str | None) -> dict[str, Any]:
         """A copy of the inputs: a run that changes its own in place must not change the next one's."""
@@ -221,7 +272,8 @@ class LoadedTarget:
         np.random.seed(self.workload.seed % 2**32)
         torch.manual_seed(self.workload.seed)
 
-    def _build(self, factory: Callable[..., Any]) -> Any:
+    def _build(self, factory: Callable[..., Any]) -> tuple[Any, set[str]]:
+        """Call the factory; tells as well which of device and dtype it took care of."""
         arguments: dict[str, Any] = dict(self.workload.target_args)
         names = _parameter_names(factory)
         takes: set[str] = {name for name in ("device", "dtype") if name in names}
@@ -236,7 +288,7 @@ class LoadedTarget:
             raise WorkloadError(
                 f"The factory {self.workload.target} returned None; it must return the object to profile."
             )
-        return self._move(obj, takes)
+        return obj, takes
 
     def _move(self, obj: Any, handled: set[str]) -> Any:
         """Bring the object to the device and dtype that its factory did not take care of."""
@@ -339,7 +391,7 @@ class LoadedTarget:
                 raise InputError(f"call: {call!r} is a {type(found).__name__} and cannot be called.")
             # Looked up at each call, so that the method itself can be observed too.
             self._call = lambda **inputs: attribute_at(self.obj, call, field_name="call")(**inputs)
-        for scenario in (None, *self.workload.scenarios):
+        for scenario in (None, *self.workload.scenario_names):
             inputs = self.inputs(scenario)
             if what:
                 where = f"scenarios.{scenario}" if scenario else "inputs"

@@ -12,6 +12,7 @@ import traceback
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from perfladder.distributed import RankPlace
 from perfladder.errors import PerfladderError
 from perfladder.target import LoadedTarget
 from perfladder.workload import parse_workload
@@ -30,7 +31,8 @@ def main(arguments: list[str]) -> int:
         hello = json.loads(lines.readline() or "null")
         if hello is None:
             return 0
-        loaded = LoadedTarget(parse_workload(hello["workload"]), Path(hello["base_dir"]))
+        place = RankPlace.model_validate(hello["place"]) if hello["place"] else None
+        loaded = LoadedTarget(parse_workload(hello["workload"]), Path(hello["base_dir"]), place)
         for line in lines:
             answer = json.dumps(_answer(loaded, json.loads(line))).encode() + b"\n"
             if os.getpid() != own_pid:

@@ -11,14 +11,18 @@ from pydantic import Field, JsonValue, ValidationError, field_validator, model_v
 
 from perfladder.errors import InputError
 from perfladder.models import Model, digest, input_error
+from perfladder.sweep import Sweep, with_value
 from perfladder.text import near_names
 
-Metric = Literal["latency_p50", "latency_p95", "throughput", "cadence_p95", "peak_memory"]
+Metric = Literal["latency_p50", "latency_p95", "throughput", "cadence_p95", "peak_memory", "cold_start"]
 DType = Literal["float32", "float16", "bfloat16", "float64"]
 CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 
 SDPA_BACKENDS = ("flash", "efficient", "cudnn", "math")
 """Attention backends of `torch.nn.functional.scaled_dot_product_attention` that a workload may ask for."""
+
+MIN_COLD_LAUNCHES = 3
+"""Process launches for the metric `cold_start`, which has one sample a launch."""
 
 Site = Annotated[str, Field(min_length=1, description="Dotted path on the target, such as unet or vae.decode.")]
 
@@ -43,6 +47,17 @@ class CompileConfig(Model):
     only: list[Site] | None = Field(default=None, description="Modules to compile; by default every stage module.")
 
 
+class InputSet(NamedTuple):
+    """The inputs of one scenario, whole, and how many items one call with them makes."""
+
+    inputs: dict[str, JsonValue]
+    items_per_call: int
+
+
+ITEMS_KEY = "$items_per_call"
+"""In a scenario: its own number of items; no keyword argument can have this name."""
+
+
 class Workload(Model):
     """One fixed piece of work. Defaults are safe on a laptop CPU."""
 
@@ -54,6 +69,7 @@ class Workload(Model):
     )
     inputs: dict[str, JsonValue] = Field(default_factory=dict)
     scenarios: dict[str, dict[str, JsonValue]] = Field(default_factory=dict)
+    sweep: Sweep | None = None
     metric: Metric = "latency_p50"
     items_per_call: int = Field(default=1, gt=0)
     media: Media | None = None
@@ -66,7 +82,17 @@ class Workload(Model):
     task: str | None = None
     seed: int = Field(default=0, ge=0)
     warmup_runs: int = Field(default=3, ge=0)
+    warmup_limit: int = Field(
+        default=20, ge=0, description="The most runs that may be called warm-up when the measured ones begin too early."
+    )
     measured_runs: int = Field(default=10, gt=0)
+    require_idle_device: bool = Field(
+        default=False, description="Refuse to measure while others use the device or the machine is busy."
+    )
+    launches: int | None = Field(default=None, gt=0, description="Processes that rung 1 is repeated in.")
+    concurrency: list[Annotated[int, Field(gt=0, le=1024)]] = Field(
+        default=[], description="Numbers of requests at once; each is a closed loop of its own."
+    )
     timeout_s: float = Field(default=600.0, gt=0, description="Limit for loading and for each rung.")
     nproc: int = Field(default=1, gt=0)
 
@@ -87,11 +113,63 @@ class Workload(Model):
             raise ValueError("a call site is listed twice")
         return value
 
+    @field_validator("concurrency")
+    @classmethod
+    def _levels_rise(cls, value: list[int]) -> list[int]:
+        if value != sorted(set(value)):
+            raise ValueError("expected rising numbers, such as [1, 2, 4]")
+        return value
+
     @model_validator(mode="after")
     def _metric_has_what_it_needs(self) -> Workload:
         if self.metric == "cadence_p95" and self.media is None:
             raise ValueError("metric cadence_p95 needs 'media' (frames_per_chunk, fps) to know when a chunk is late")
+        if self.metric == "cold_start" and (self.launches or MIN_COLD_LAUNCHES) < MIN_COLD_LAUNCHES:
+            raise ValueError(f"metric cold_start needs 'launches' to be {MIN_COLD_LAUNCHES} or more")
         return self
+
+    @model_validator(mode="after")
+    def _scenarios_can_be_told_apart(self) -> Workload:
+        for name, overrides in self.scenarios.items():
+            items = overrides.get(ITEMS_KEY, 1)
+            if type(items) is not int or items < 1:
+                raise ValueError(f"scenarios.{name}.{ITEMS_KEY}: expected a whole number above 0, not {items!r}")
+        if self.sweep is not None:
+            if both := set(self.sweep.scenario_names) & set(self.scenarios):
+                raise ValueError(f"sweep makes the scenario {min(both)!r}, which 'scenarios' has as well")
+            with_value(self.inputs, self.sweep.input, self.sweep.values[0])
+        return self
+
+    @model_validator(mode="after")
+    def _requests_have_one_process(self) -> Workload:
+        if self.concurrency and self.nproc > 1:
+            raise ValueError(
+                "concurrency needs nproc to be 1: ranks that serve several requests at once would deadlock"
+            )
+        return self
+
+    @property
+    def scenario_names(self) -> list[str]:
+        """The scenarios in the order they are measured in, those of the sweep last; the default inputs are none."""
+        return [*self.scenarios, *(self.sweep.scenario_names if self.sweep else [])]
+
+    def input_set(self, scenario: str | None) -> InputSet:
+        """The inputs of a scenario, with what it overrides; of the workload itself for None."""
+        if scenario is None:
+            return InputSet(self.inputs, self.items_per_call)
+        if scenario in self.scenarios:
+            overrides: dict[str, Any] = dict(self.scenarios[scenario])
+            items = overrides.pop(ITEMS_KEY, self.items_per_call)
+            return InputSet({**self.inputs, **overrides}, items)
+        assert self.sweep is not None, scenario
+        place = self.sweep.scenario_names.index(scenario)
+        inputs = with_value(self.inputs, self.sweep.input, self.sweep.values[place])
+        return InputSet(inputs, self.sweep.items_of(place, self.items_per_call))
+
+    @property
+    def num_launches(self) -> int:
+        """Processes that rung 1 is measured in."""
+        return self.launches or (MIN_COLD_LAUNCHES if self.metric == "cold_start" else 1)
 
     @property
     def fingerprints(self) -> Fingerprints:
@@ -111,9 +189,20 @@ class Fingerprint(Model):
         return Fingerprint(digest=digest(fields), fields=fields)
 
 
-_WORK = ("target", "target_args", "call", "inputs", "scenarios", "seed", "model", "task")
+_WORK = ("target", "target_args", "call", "inputs", "scenarios", "sweep", "seed", "model", "task")
 _CONFIGURATION = ("dtype", "attention_backend", "compile", "device", "nproc")
-_PROTOCOL = ("metric", "items_per_call", "media", "stages", "warmup_runs", "measured_runs")
+_PROTOCOL = (
+    "metric",
+    "items_per_call",
+    "media",
+    "stages",
+    "warmup_runs",
+    "warmup_limit",
+    "measured_runs",
+    "require_idle_device",
+    "launches",
+    "concurrency",
+)
 
 
 class Fingerprints(Model):

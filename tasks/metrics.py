@@ -56,10 +56,33 @@ def _more(result: RungResult) -> Pairs:
 def _(result: StagesResult) -> Pairs:
     if result.metric is not None:
         yield from metric_that_matters(result.metric).items()
+    yield from _load(result)
     for scenario in result.scenarios:
         prefix = "" if scenario is result.scenarios[0] else f"scenario/{scenario.name}/"
         for name, value in _scenario(scenario):
             yield prefix + name, value
+
+
+def _load(result: StagesResult) -> Pairs:
+    """Throughput of each scenario, latency with several requests at once, and energy."""
+    for row in result.throughput:
+        prefix = "" if row is result.throughput[0] else f"scenario/{row.scenario}/"
+        yield f"{prefix}items_per_s_p50", row.items_per_s
+    for level in result.concurrency:
+        prefix = f"concurrency/{level.concurrency}"
+        yield f"{prefix}/items_per_s", level.items_per_s
+        yield f"{prefix}/num_errors", level.num_errors if level.failure is None else None
+        if level.latency_ms is not None:
+            latency_ms = level.latency_ms.summary
+            yield f"{prefix}/latency_ms_p50", latency_ms.p50
+            yield f"{prefix}/latency_ms_p95", latency_ms.p95
+            yield f"{prefix}/latency_ms_p99", latency_ms.p99
+    if result.energy is not None:
+        yield "energy_j_per_run", result.energy.energy_j_per_run
+        yield "energy_j_per_item", result.energy.energy_j_per_item
+    if result.cold_start is not None:
+        for name, samples in result.cold_start.parts_ms.items():
+            yield f"cold_start/{name}_ms_p50", samples.summary.p50
 
 
 def _scenario(scenario: ScenarioTiming) -> Pairs:

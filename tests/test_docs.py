@@ -22,6 +22,7 @@ from perfladder.models import Model
 from perfladder.profiling.warnings import ProfileWarningCode
 from perfladder.rundir import RunRecord
 from perfladder.rungs.base import Status
+from perfladder.sweep import Sweep
 from perfladder.trace.rows import Row
 from perfladder.trace.warnings import WarningCode
 from perfladder.workload import CompileConfig, Media, Metric, Workload, parse_workload
@@ -66,7 +67,7 @@ def test_the_readmes_first_two_commands_install_and_run():
     ]
 
 
-@pytest.mark.parametrize("model", [Workload, Media, CompileConfig])
+@pytest.mark.parametrize("model", [Workload, Media, CompileConfig, Sweep])
 def test_every_workload_field_is_documented(model):
     documented = {row[0] for row in table_rows(ROOT / "docs" / "workload.md")}
     assert set(model.model_fields) <= documented

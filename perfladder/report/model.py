@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import yaml
 from pydantic import Field
@@ -12,6 +12,7 @@ from perfladder.errors import InputError
 from perfladder.findings import Finding, collect_findings, smallest_next_experiment
 from perfladder.ladder import load_results
 from perfladder.models import SCHEMA_VERSION, Model, ResultWarning
+from perfladder.report.load import LoadView
 from perfladder.rundir import RunDirectory, RunRecord, read_model
 from perfladder.rungs.base import R, RungResult
 from perfladder.rungs.harness import HarnessResult
@@ -20,6 +21,15 @@ from perfladder.rungs.regions import RegionsResult, RegionSummary, ResidualSumma
 from perfladder.rungs.stages import CadenceTiming, MetricValue, Observed, StagesResult
 from perfladder.stats import Interval, Summary
 from perfladder.target import LoadedInfo
+from perfladder.timing.ranks import RankTable
+from perfladder.timing.results import (
+    Compilations,
+    GenerationTiming,
+    HostMemory,
+    StageMemory,
+    StageOverlap,
+    Steadiness,
+)
 from perfladder.trace.kernels import KernelSummary
 from perfladder.workload import Workload, parse_workload
 
@@ -35,6 +45,8 @@ class StageRow(Model):
     self_ms: Summary
     total_ms: Summary
     device_self_ms: Summary | None
+    overlap_ms: Summary | None
+    memory: StageMemory | None
     share: float
     share_interval: Interval
 
@@ -47,7 +59,11 @@ class StageTable(Model):
     stages: list[StageRow]
     outside_ms: Summary
     outside_share: float
+    overlap_ms: Summary | None
+    overlaps: list[StageOverlap]
     cadence: CadenceTiming | None
+    generation: GenerationTiming | None
+    steadiness: Steadiness | None
 
 
 class RegionTable(Model):
@@ -109,9 +125,17 @@ class Report(Model):
     metric: MetricValue | None
     observed: Observed | None
     overhead_ratio: float | None
+    overhead_ratio_interval: Interval | None
+    num_overhead_pairs: int
+    dominating: str | None
+    dominating_by: str | None
+    compilations: dict[str, Compilations]
     first_call_ms: float | None
     peak_device_allocated_bytes: int | None
     peak_host_rss_bytes: int | None
+    host_memory: HostMemory | None
+    ranks: RankTable | None
+    load: LoadView | None = Field(description="Throughput, requests at once, cold starts, energy.")
     stages: list[StageTable] = Field(description="The workload's own inputs first, then one entry a scenario.")
     regions: RegionTable | None
     harness: HarnessVerdict | None
@@ -145,9 +169,17 @@ def build_report(run_dir: Path) -> Report:
         metric=stages.metric if stages else None,
         observed=stages.observed if stages else None,
         overhead_ratio=stages.overhead_ratio if stages else None,
+        overhead_ratio_interval=stages.overhead_ratio_interval if stages else None,
+        num_overhead_pairs=stages.num_overhead_pairs if stages else 0,
+        dominating=stages.dominating if stages else None,
+        dominating_by=stages.dominating_by if stages else None,
+        compilations=stages.compilations if stages else {},
         first_call_ms=stages.first_call_ms if stages else None,
         peak_device_allocated_bytes=stages.peak_device_allocated_bytes if stages else None,
         peak_host_rss_bytes=stages.peak_host_rss_bytes if stages else None,
+        host_memory=stages.host_memory if stages else None,
+        ranks=stages.ranks if stages else None,
+        load=LoadView.of(stages) if stages else None,
         stages=_stage_tables(stages) if stages else [],
         regions=_regions(_done(results, RegionsResult)),
         harness=_harness(_done(results, HarnessResult)),
@@ -197,6 +229,8 @@ def _stage_tables(result: StagesResult) -> list[StageTable]:
                     self_ms=stage.self_ms.summary,
                     total_ms=stage.total_ms.summary,
                     device_self_ms=stage.device_self_ms.summary if stage.device_self_ms else None,
+                    overlap_ms=stage.overlap_ms.summary if stage.overlap_ms else None,
+                    memory=stage.memory,
                     share=stage.share,
                     share_interval=stage.share_interval,
                 )
@@ -204,10 +238,25 @@ def _stage_tables(result: StagesResult) -> list[StageTable]:
             ],
             outside_ms=timing.outside_ms.summary,
             outside_share=timing.outside_share,
-            cadence=timing.cadence,
+            overlap_ms=timing.overlap_ms.summary if timing.overlap_ms else None,
+            overlaps=timing.overlaps,
+            cadence=_without_samples(timing.cadence),
+            generation=_without_samples(timing.generation),
+            steadiness=timing.steadiness,
         )
         for timing in result.scenarios
     ]
+
+
+M = TypeVar("M", CadenceTiming, GenerationTiming)
+
+
+def _without_samples(timing: M | None) -> M | None:
+    """Raw samples stay in the rung's own file."""
+    if timing is None:
+        return None
+    raw: dict[str, list[float]] = {name: [] for name in type(timing).model_fields if name.endswith("_samples_ms")}
+    return timing.model_copy(update=raw)
 
 
 def _regions(result: RegionsResult | None) -> RegionTable | None:
@@ -237,7 +286,9 @@ def _artifacts(run: RunDirectory, results: dict[str, RungResult]) -> dict[str, s
         "environment": "environment.json",
         "session log": "session.log",
         "replay log": "replay.log",
+        "launches log": "launches.log",
     }
+    found |= {f"session log {path.suffixes[0][1:]}": path.name for path in sorted(run.path.glob("session.rank*.log"))}
     for entry in run.record.rungs:
         found[f"{entry.name} result"] = f"{entry.folder}/{entry.name}.json"
         for label, name in results[entry.name].artifacts.items():

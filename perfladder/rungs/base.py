@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 from perfladder.models import SCHEMA_VERSION, Model, ResultWarning
 from perfladder.session import Caller
@@ -36,6 +37,14 @@ class RungResult(Model):
 R = TypeVar("R", bound=RungResult)
 
 
+class Launch(Caller, Protocol):
+    """A process in which nothing has run yet."""
+
+    def load(self) -> LoadedInfo:
+        """Load the target there; a process that has died is started again."""
+        ...
+
+
 @dataclass(frozen=True)
 class RungContext:
     """What a rung may use. State is passed, not found.
@@ -48,6 +57,7 @@ class RungContext:
         results: What the rungs before this one saw, by rung name.
         folder: Where this rung's files go; it exists.
         tell: Shows one line of progress.
+        open_fresh: Opens a further process, with environment variables set over the usual ones; it ends with the block.
     """
 
     file: WorkloadFile
@@ -57,6 +67,7 @@ class RungContext:
     results: Mapping[str, RungResult]
     folder: Path
     tell: Callable[[str], None] = lambda _: None
+    open_fresh: Callable[[Mapping[str, str]], AbstractContextManager[Launch]] | None = None
 
     @property
     def workload(self) -> Workload:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import gzip
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 from pydantic import Field
 
-from perfladder.models import Model
+from perfladder.models import Model, ResultWarning
 from perfladder.profiling.discover import find_sites
 from perfladder.profiling.prebound import prebound_warnings
 from perfladder.profiling.window import Call, profile_runs
 from perfladder.rungs.base import RungContext, RungResult
 from perfladder.rungs.stages import StagesResult
 from perfladder.target import LoadedTarget
+from perfladder.timing.ranks import merge_warnings
 from perfladder.trace.operators import OperatorRow
 from perfladder.trace.regions import RegionNode, RegionReport, RunAttribution
 from perfladder.trace.residual import HostSplit
@@ -37,6 +38,7 @@ class RegionsRequest(Model):
     memory_limit_bytes: int | None = Field(
         default=None, gt=0, description="How much the process may grow; None: half of what is free, 4 GiB at most."
     )
+    shown_rank: int = Field(default=0, description="Whose tables to show, where there are several ranks.")
 
 
 class RegionSummary(Model):
@@ -62,6 +64,18 @@ class ResidualSummary(Model):
     host: HostSplit
 
 
+class RankRegions(Model):
+    """What one of several ranks saw; its trace is a file of its own in the same folder."""
+
+    rank: int
+    is_shown: bool = Field(description="Whether the rung's own tables are of this rank: the slowest in rung 1.")
+    trace: str
+    profiled_ms: float | None
+    device_busy_ms: float | None
+    residual_share: float | None
+    regions: list[RegionSummary]
+
+
 class RegionsResult(RungResult):
     """Where the time of a run is, by module and method."""
 
@@ -79,6 +93,22 @@ class RegionsResult(RungResult):
     timeline: Timeline | None = None
     num_events: int = 0
     analysis_s: float | None = None
+    ranks: list[RankRegions] = Field(
+        default_factory=list, description="Where there are several ranks; all else here is then of the one shown."
+    )
+
+    @classmethod
+    def of_ranks(cls, results: Sequence[RegionsResult]) -> RegionsResult:
+        """The regions of the rank that is shown, with the trace of every rank."""
+        ranks = [own for result in results for own in result.ranks]
+        shown = next(result for result in results if result.ranks[0].is_shown)
+        return shown.model_copy(
+            update={
+                "ranks": ranks,
+                "artifacts": shown.artifacts | {f"trace_rank{own.rank}": own.trace for own in ranks},
+                "warnings": merge_warnings([result.warnings for result in results]),
+            }
+        )
 
 
 def run(context: RungContext, request: RegionsRequest | None = None) -> RegionsResult:
@@ -89,8 +119,15 @@ def run(context: RungContext, request: RegionsRequest | None = None) -> RegionsR
         trace_path=str(context.folder / TRACE_FILE),
         runs=3 if unprofiled_ms is None else max(1, min(3, int(_MAX_WINDOW_S * 1000 / max(unprofiled_ms, 1e-3)))),
         unprofiled_ms=unprofiled_ms,
+        shown_rank=stages.ranks.slowest_rank if stages and stages.ranks else 0,
     )
-    return context.broad.call(measure, request, timeout_s=context.workload.timeout_s)
+    result = context.broad.call(measure, request, timeout_s=context.workload.timeout_s)
+    missing = [own.rank for own in result.ranks if not (context.folder / own.trace).is_file()]
+    if not missing:
+        return result
+    message = f"Of {len(result.ranks)} ranks these have no trace file: {missing}."
+    warning = ResultWarning(code="MISSING_RANKS", message=message)
+    return result.model_copy(update={"warnings": [*result.warnings, warning]})
 
 
 def measure(loaded: LoadedTarget, request: RegionsRequest) -> RegionsResult:
@@ -100,7 +137,7 @@ def measure(loaded: LoadedTarget, request: RegionsRequest) -> RegionsResult:
         RungError: The profiler gave nothing, or another one was active.
         WorkloadError: The workload raised.
     """
-    path = Path(request.trace_path)
+    path = loaded.own_path(Path(request.trace_path))
     call = Call(run=lambda: _run_and_wait(loaded), prepare=loaded.prepare_run)
     sites = find_sites(loaded.obj)
     profiled = profile_runs(
@@ -115,7 +152,7 @@ def measure(loaded: LoadedTarget, request: RegionsRequest) -> RegionsResult:
     types = {region_id: part.module_type for region_id, part in sites.owner.items()}
     profiled_ms = _median([run.wall_time_us for run in report.runs]) / _US_PER_MS
     key_averages = profiled.key_averages()
-    return RegionsResult(
+    result = RegionsResult(
         num_runs=len(report.runs),
         profiled_ms=profiled_ms,
         unprofiled_ms=request.unprofiled_ms,
@@ -131,6 +168,22 @@ def measure(loaded: LoadedTarget, request: RegionsRequest) -> RegionsResult:
         analysis_s=profiled.analysis_s,
         artifacts={"trace": compress_large(path).name},
         warnings=[*prebound_warnings(loaded.obj, sites), *profiled.warnings],
+    )
+    if loaded.place is None:
+        return result
+    own = _own_rank(loaded.place.rank, result, is_shown=loaded.place.rank == request.shown_rank)
+    return result.model_copy(update={"ranks": [own]})
+
+
+def _own_rank(rank: int, result: RegionsResult, *, is_shown: bool) -> RankRegions:
+    return RankRegions(
+        rank=rank,
+        is_shown=is_shown,
+        trace=result.artifacts["trace"],
+        profiled_ms=result.profiled_ms,
+        device_busy_ms=result.device_busy_ms,
+        residual_share=result.residual.cpu_share if result.residual else None,
+        regions=result.regions,
     )
 
 

@@ -1,3 +1,4 @@
+import asyncio
 import os
 import threading
 
@@ -5,10 +6,16 @@ import pytest
 import torch
 from torch import nn
 
+from perfladder._torch_private import CompileCounters
 from perfladder.environment import DeviceProcess, DeviceSnapshot, Snapshot
-from perfladder.errors import InputError, WorkloadError
+from perfladder.errors import InputError, NotPossibleHereError, WorkloadError
+from perfladder.marks import stage
 from perfladder.rungs import stages
 from perfladder.rungs.stages import StagesRequest, StagesResult, measure
+from perfladder.timing import machine, runs
+from perfladder.timing.compilation import compilations_of, compile_warnings
+from perfladder.timing.runs import number_of_pairs, overhead_of
+from perfladder.timing.timer import Call, RunTiming, outside_ms
 
 
 class Step(nn.Module):
@@ -141,9 +148,9 @@ def test_a_call_that_goes_on_after_the_run_covers_only_the_run():
     from perfladder.instrument import Site
 
     site = Site("late", object())
-    call = stages.Call(site, start_ns=2_000_000, is_item=False, parent=None, end_ns=50_000_000)
-    timing = stages.RunTiming(start_ns=0, end_ns=10_000_000, calls=[call])
-    assert stages._outside_ms(timing, uses_device=False) == 2.0
+    call = Call(site, start_ns=2_000_000, is_item=False, parent=None, end_ns=50_000_000)
+    timing = RunTiming(start_ns=0, end_ns=10_000_000, calls=[call])
+    assert outside_ms(timing, on_device=False) == 2.0
 
 
 def test_alias_is_listed_with_its_stage(measured, pipe):
@@ -231,6 +238,57 @@ def test_error_of_the_workload_ends_the_rung_and_leaves_no_hook(measured, pipe):
     assert not pipe.unet._forward_hooks
 
 
+# Marks in the user's own code
+
+
+class Marked(Pipe):
+    def __call__(self, steps=2, **_):
+        with stage("loop"):
+            self.clock.pass_ms(1)
+            for _ in range(steps):
+                self.unet()
+        with stage("vae"):
+            self.clock.pass_ms(5)
+            self.vae()
+
+
+def test_marks_are_stages_of_their_own(measured, clock):
+    found = by_name(measured(Marked(clock)))
+    assert set(found) == {"loop", "unet", "inner", "vae"}
+    assert found["loop"].self_ms.launches == [[1.0] * 3]
+    assert found["loop"].total_ms.launches == [[21.0] * 3]
+    assert found["vae"].owner_type == "perfladder.stage", "the user's own word stands before a part of that name"
+    assert found["vae"].self_ms.launches == [[7.0] * 3]
+
+
+def test_marks_can_be_named_as_paths_can(measured, clock):
+    assert set(by_name(measured(Marked(clock), stages=["loop", "unet"]))) == {"loop", "unet"}
+
+
+def test_name_that_is_neither_path_nor_mark_is_wrong_input(measured, clock):
+    with pytest.raises(InputError, match=r"has no 'lop'.*No mark of that name was met in a run either"):
+        measured(Marked(clock), stages=["lop"])
+
+
+def test_marks_of_tasks_that_take_turns_overlap(measured, clock):
+    class Server:
+        async def request(self, name):
+            with stage(name):
+                clock.pass_ms(1)
+                await asyncio.sleep(0)
+                clock.pass_ms(1)
+
+        async def serve(self):
+            await asyncio.gather(self.request("left"), self.request("right"))
+
+    default = measured(Server(), call="serve", stages=["left", "right"]).default
+    assert default.wall_ms.launches == [[4.0] * 3]
+    assert {s.name: s.total_ms.launches for s in default.stages} == {"left": [[3.0] * 3], "right": [[3.0] * 3]}
+    assert default.overlap_ms is not None
+    assert default.overlap_ms.launches == [[2.0] * 3]
+    assert default.outside_share == 0
+
+
 # Scenarios, warm-up, overhead
 
 
@@ -257,6 +315,110 @@ def test_observing_costs_nothing_on_a_clock_that_stands_still(measured, pipe):
     assert result.overhead_ratio == 1.0
     assert result.overhead_ratio_interval is not None
     assert result.overhead_ratio_interval.low == 1.0
+
+
+@pytest.mark.parametrize(("run_ms", "pairs"), [(0, 10), (10, 10), (4000, 5), (60_000, 3)])
+def test_long_runs_have_fewer_bare_ones_between_them(run_ms, pairs):
+    assert number_of_pairs(run_ms) == pairs
+
+
+def test_bare_and_observed_runs_change_their_order(measured, clock):
+    order = []
+
+    def note(self):
+        order.append("observed" if self._forward_hooks else "bare")
+        clock.pass_ms(1)
+
+    class Noting(nn.Module):
+        forward = note
+
+    class Only:
+        def __init__(self):
+            self.part = Noting()
+
+        def __call__(self):
+            self.part()
+
+    measured(Only(), measured_runs=4)
+    assert order == ["bare", "observed", *["bare", "observed", "observed", "bare"] * 2, "observed"]
+
+
+def test_overhead_is_the_ratio_of_interleaved_pairs():
+    ratio, interval = overhead_of([(11.0, 10.0), (11.0, 10.0), (11.1, 10.1)] * 4)
+    assert ratio == pytest.approx(1.1)
+    assert interval.low > 1.05
+    assert overhead_of([(11.0, 10.0)] * 3)[0] == pytest.approx(1.1)
+    assert overhead_of([]) == (None, None)
+    assert overhead_of([(0.0, 0.0)]) == (None, None)
+
+
+def test_measured_runs_that_were_warmup_are_measured_anew(measured, clock):
+    durations = iter([90, 60, 1, *[30] * 4])
+
+    def call():
+        clock.pass_ms(next(durations, 10))
+
+    result = measured(call, warmup_runs=1, measured_runs=12)
+    # The first measured runs took 30, in turn with bare ones.
+    assert result.warmup_ms == [60.0, 30.0, 30.0]
+    assert result.default.wall_ms.values == [10.0] * 12
+    assert result.default.steadiness is not None
+    assert result.default.steadiness.warmup is not None
+    assert result.default.steadiness.warmup.is_steady
+    assert result.warnings == []
+
+
+def test_drift_of_the_measured_runs_is_flagged(measured, clock):
+    durations = iter([10.0 + 0.2 * n for n in range(100)])
+    result = measured(lambda: clock.pass_ms(next(durations)), measured_runs=20, warmup_limit=0)
+    assert "SAMPLES_DRIFT" in {w.code for w in result.warnings}
+    assert result.default.steadiness is not None
+    assert result.default.steadiness.drift.is_drifting
+
+
+def test_what_was_compiled_is_counted_for_each_part():
+    counters = [
+        CompileCounters(*values)
+        for values in ((0, 0, 0, 0, 0.0), (2, 1, 0, 0, 3.5), (2, 1, 0, 0, 3.5), (3, 1, 1, 1, 4.0))
+    ]
+    found = compilations_of(counters)
+    assert (found["first_call"].graphs, found["first_call"].graph_breaks, found["first_call"].seconds) == (2, 1, 3.5)
+    assert found["warmup"].graphs == 0
+    assert (found["measured"].graphs, found["measured"].recompiles) == (1, 1)
+    assert [w.code for w in compile_warnings(found)] == ["COMPILED_WHILE_MEASURED", "RECOMPILE_LIMIT"]
+    assert compilations_of([counters[0]] * 4) == {}
+    assert compile_warnings({}) == []
+
+
+def test_compiled_module_is_counted_in_the_first_call(measured, clock):
+    class Compiled:
+        def __init__(self):
+            self.part = torch.compile(nn.Linear(2, 2), backend="eager")
+
+        def __call__(self):
+            clock.pass_ms(1)
+            return self.part(torch.ones(1, 2))
+
+    torch._dynamo.reset()
+    loaded = Compiled()
+    result = measured(loaded)
+    assert result.compilations["first_call"].graphs == 1
+    assert result.compilations["measured"].graphs == 0
+
+
+def test_busy_machine_is_refused_when_an_idle_one_is_demanded(measured, clock, monkeypatch):
+    monkeypatch.setattr(stages, "take_snapshot", lambda: snapshot(load_average_1m=3.0))
+    with pytest.raises(NotPossibleHereError, match="require_idle_device"):
+        measured(lambda: clock.pass_ms(1), require_idle_device=True)
+
+
+def test_memory_that_grows_from_run_to_run_is_a_warning(measured, clock, monkeypatch):
+    in_use = iter(range(0, 1 << 30, 2 << 20))
+    monkeypatch.setattr(runs, "resident_bytes", lambda: next(in_use))
+    result = measured(lambda: clock.pass_ms(1), measured_runs=10)
+    assert [w.code for w in result.warnings] == ["MEMORY_GROWS"]
+    assert result.host_memory_growth is not None
+    assert result.host_memory_growth.bytes_per_run == 2 << 20
 
 
 # Streams and cadence
@@ -331,8 +493,8 @@ def test_streaming_stage_is_timed_by_item(measured, pipe):
     [("latency_p50", 20.0, "ms"), ("latency_p95", 29.0, "ms"), ("throughput", 200.0, "items/s")],
 )
 def test_metric_of_each_kind(measured, clock, metric, value, unit):
-    # The cold run, the one that chooses, then a bare and a measured run in turn.
-    durations = iter([1, 1, 1, 10, 1, 20, 1, 30])
+    # The cold run, the one that chooses, then bare and measured runs as AB BA AB, and the one for memory.
+    durations = iter([1, 1, 1, 10, 20, 1, 1, 30, 1])
     result = measured(lambda: clock.pass_ms(next(durations)), metric=metric, items_per_call=4)
     assert result.metric is not None
     assert result.metric.value == pytest.approx(value)
@@ -386,8 +548,9 @@ def test_snapshot_is_taken_before_the_first_run(measured, clock, monkeypatch):
     monkeypatch.setattr(stages, "take_snapshot", take)
     result = measured(call)
     assert order[:2] == ["snapshot", "run"]
-    assert order.count("snapshot") == 1
-    assert result.snapshot_before == snapshot()
+    assert order[-2:] == ["snapshot", "run"], "the last one is before the run for memory"
+    assert order.count("snapshot") == 2
+    assert (result.snapshot_before, result.snapshot_after) == (snapshot(), snapshot())
     assert result.warnings == []
 
 
@@ -404,8 +567,8 @@ def test_other_processes_and_little_free_memory_are_warnings_of_that_device(monk
         free_memory_bytes=2 << 30,
         other_processes=[DeviceProcess(pid=71, name="python"), DeviceProcess(pid=99, name="Xorg")],
     )
-    monkeypatch.setattr(stages, "snapshot_of", lambda snapshot, device: state)
-    warnings = stages._snapshot_warnings(snapshot(devices=[state]), torch.device("cuda", 0))
+    monkeypatch.setattr(machine, "snapshot_of", lambda snapshot, device: state)
+    warnings = machine.snapshot_warnings(snapshot(devices=[state]), torch.device("cuda", 0))
     assert [w.code for w in warnings] == ["DEVICE_SHARED", "DEVICE_MEMORY_LOW"]
     assert "python (pid 71), Xorg (pid 99)" in warnings[0].message
     assert "2.0 GiB" in warnings[1].message
@@ -413,5 +576,5 @@ def test_other_processes_and_little_free_memory_are_warnings_of_that_device(monk
 
 def test_a_device_that_is_free_gives_no_warning(monkeypatch):
     state = DeviceSnapshot(index=0, total_memory_bytes=80 << 30, free_memory_bytes=70 << 30)
-    monkeypatch.setattr(stages, "snapshot_of", lambda snapshot, device: state)
-    assert stages._snapshot_warnings(snapshot(devices=[state]), torch.device("cuda", 0)) == []
+    monkeypatch.setattr(machine, "snapshot_of", lambda snapshot, device: state)
+    assert machine.snapshot_warnings(snapshot(devices=[state]), torch.device("cuda", 0)) == []
