@@ -83,7 +83,9 @@ def is_compiled_in_place(module: torch.nn.Module) -> bool:
 
 def compiled_original(module: torch.nn.Module) -> torch.nn.Module | None:
     """Return the module inside what `torch.compile(module)` returned, or None if this is no such wrapper."""
-    original = module.__dict__.get("_modules", {}).get("_orig_mod")
+    parts = module.__dict__.get("_modules")
+    # TorchScript keeps its modules in a mapping of its own, which has no get().
+    original = parts.get("_orig_mod") if isinstance(parts, dict) else None
     return original if isinstance(original, torch.nn.Module) else None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ app = typer.Typer(
     help="Finds why a PyTorch inference pipeline is slow, from stage timing down to kernels, with evidence.",
     epilog=(
         "Exit codes: 0 done; 1 a finding or regression that you asked to fail on; 2 wrong input; "
-        "3 the workload failed; 4 not possible here; 5 done, but a rung failed."
+        "3 the workload failed; 4 not possible here; 5 done, but a rung failed; 130 interrupted; 143 terminated."
     ),
     no_args_is_help=True,
     add_completion=False,
@@ -44,24 +45,64 @@ Set = Annotated[
 ]
 
 _DEFAULT_OUT = Path("runs")
+_TERMINATED = 128 + signal.SIGTERM
 
 
 def main() -> None:
     """Entry point of the console script."""
+    signal.signal(signal.SIGTERM, _terminate)
+    as_json = "--json" in sys.argv
     try:
         # Without standalone mode the exit code that a verb raises comes back as the return value.
         sys.exit(app(standalone_mode=False) or 0)
-    except typer.Abort:
-        sys.exit(130)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(130)
+    except (typer.Abort, KeyboardInterrupt):
+        _tell_interrupted(130, as_json)
+    except SystemExit as end:
+        if end.code == _TERMINATED:
+            _tell_interrupted(_TERMINATED, as_json)
+        raise
     except Exception as error:
         # Usage errors of the option parser carry their own exit code and way to show themselves.
         if hasattr(error, "show") and hasattr(error, "exit_code"):
+            if as_json:
+                _print_error("UsageError", str(error), 2)
             error.show()
             sys.exit(2)
         raise
+
+
+def _terminate(*_: object) -> None:
+    """End like Ctrl-C: children are ended and the run's record says so; batch systems and `timeout` send SIGTERM."""
+    raise SystemExit(_TERMINATED)
+
+
+def _tell_interrupted(exit_code: int, as_json: bool) -> None:
+    message = "Interrupted. What was finished is in the run's folder: perfladder report latest"
+    if as_json:
+        _print_error("Interrupted", message, exit_code)
+    print(message, file=sys.stderr)
+    sys.exit(exit_code)
+
+
+def _print_error(kind: str, message: str, exit_code: int) -> None:
+    print(json.dumps({"error": {"type": kind, "message": message, "exit_code": exit_code}}))
+
+
+def _show_version(is_wanted: bool) -> None:
+    if is_wanted:
+        from perfladder import __version__
+
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print it.")
+    ] = False,
+) -> None:
+    """Finds why a PyTorch inference pipeline is slow, from stage timing down to kernels, with evidence."""
 
 
 @app.command()
@@ -182,6 +223,9 @@ def _load(source: str, changes: list[str]) -> WorkloadFile:
     """Read the workload and apply `--set field=value` to it; values are YAML, fields may be dotted."""
     import yaml
 
+    if not Path("/proc/self/cwd").exists():
+        raise InputError("The current folder has been deleted. Change to one that exists.")
+
     from perfladder.workload import WorkloadFile, load_workload, parse_workload
 
     file = load_workload(source)
@@ -212,11 +256,7 @@ def _errors(as_json: bool) -> Iterator[None]:
         yield
     except PerfladderError as error:
         if as_json:
-            print(
-                json.dumps(
-                    {"error": {"type": type(error).__name__, "message": str(error), "exit_code": error.exit_code}}
-                )
-            )
+            _print_error(type(error).__name__, str(error), error.exit_code)
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(error.exit_code) from None
 

@@ -407,7 +407,7 @@ def _from_regions(result: RegionsResult, workload: Workload) -> list[Finding]:
     residual, ratio = result.residual, result.profiled_ratio
     if residual is not None and residual.cpu_share > _CLEAR_SHARE:
         parts = {
-            "Python": residual.host.python_us,
+            "Python or waiting": residual.host.python_us,
             "operator dispatch": residual.host.operator_dispatch_us,
             "operators' own work": residual.host.operator_compute_us,
             "kernel launch": residual.host.kernel_launch_us,

@@ -690,7 +690,8 @@ def _holds_modules(value: Any) -> bool:
 def _attributes(obj: Any) -> Iterator[tuple[str, Any]]:
     own = getattr(obj, "__dict__", None)
     attributes = dict(own) if isinstance(own, dict) else {}
-    attributes.update(getattr(obj, "_modules", None) or {})
+    modules = attributes.get("_modules")
+    attributes.update(modules if isinstance(modules, dict) else {})
     for name, value in attributes.items():
         if name.startswith("_"):
             continue

@@ -222,8 +222,8 @@ class Climb:
             self.run.update(
                 status="failed" if is_ours else "interrupted",
                 ended_at=_now(),
-                exit_code=error.exit_code if isinstance(error, PerfladderError) else 130,
-                error=str(error) if error else "interrupted",
+                exit_code=_exit_code_of(error),
+                error=str(error) if is_ours else "interrupted",
             )
 
     def close(self) -> None:
@@ -410,6 +410,12 @@ def load_results(run: RunDirectory) -> dict[str, RungResult]:
         rung = rung_named(entry.name)
         results[entry.name] = read_model(run.path / entry.folder / f"{entry.name}.json", rung.result_type)
     return results
+
+
+def _exit_code_of(error: BaseException | None) -> int:
+    if isinstance(error, PerfladderError):
+        return error.exit_code
+    return error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 130
 
 
 def _now() -> str:

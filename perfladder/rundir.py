@@ -50,6 +50,7 @@ class RunRecord(Model):
     workload_source: str
     base_dir: str
     perfladder_version: str
+    process_id: int | None = None
     started_at: str
     ended_at: str | None = None
     status: RunStatus = "running"
@@ -88,6 +89,7 @@ class RunDirectory:
             workload_source=source,
             base_dir=str(base_dir),
             perfladder_version=__version__,
+            process_id=os.getpid(),
             started_at=now.isoformat(),
         )
         try:

@@ -14,7 +14,8 @@ import sys
 import time
 import traceback
 import zlib
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -505,7 +506,12 @@ def make_tensor(spec: dict[str, Any], *, device: torch.device, seed: int, field_
     }
     if fill not in fills:
         raise InputError(f"{field_name}: fill {fill!r} is unknown; accepted: {', '.join(fills)}.")
-    return fills[fill]().to(device=device, dtype=dtype)
+    try:
+        return fills[fill]().to(device=device, dtype=dtype)
+    except (RuntimeError, MemoryError, OverflowError) as error:
+        raise InputError(
+            f"{field_name}: a tensor of shape {shape} and dtype {dtype_name} cannot be made: {error}"
+        ) from error
 
 
 @contextlib.contextmanager
@@ -544,9 +550,9 @@ def _is_out_of_memory(error: BaseException) -> bool:
 def consume(value: Any, clock: Callable[[], int]) -> RunOutput:
     """Run what the call returned to its end: an iterator item by item, a coroutine on a loop of its own."""
     if inspect.iscoroutine(value):
-        return consume(asyncio.run(value), clock)
+        return consume(_run_on_a_loop(value), clock)
     if isinstance(value, AsyncIterator):
-        return asyncio.run(_consume_async(value, clock))
+        return _run_on_a_loop(_consume_async(value, clock))
     if not isinstance(value, Iterator):
         return RunOutput(value)
     output = RunOutput(None, is_streamed=True)
@@ -554,6 +560,25 @@ def consume(value: Any, clock: Callable[[], int]) -> RunOutput:
         output.item_end_ns.append(clock())
         output.value = item
     return output
+
+
+def _run_on_a_loop(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Run a coroutine to its end; where this thread has a running loop, as in a notebook, on a thread of its own."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(coroutine)
+    import torch
+
+    is_grad_enabled = torch.is_grad_enabled()
+
+    def run() -> Any:
+        # The grad mode belongs to the thread.
+        with torch.set_grad_enabled(is_grad_enabled):
+            return asyncio.run(coroutine)
+
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(run).result()
 
 
 async def _consume_async(items: AsyncIterator[Any], clock: Callable[[], int]) -> RunOutput:
@@ -629,7 +654,7 @@ def _check_arguments(function: Callable[..., Any], arguments: dict[str, Any], *,
     # The signature of a module's own __call__ says nothing; a class that is a factory takes what its __init__ takes.
     try:
         signature = inspect.signature(function.forward if isinstance(function, nn.Module) else function)
-    except (TypeError, ValueError):
+    except Exception:  # looking a signature up runs the object's own attribute code
         return
     try:
         signature.bind(**arguments)
@@ -637,7 +662,10 @@ def _check_arguments(function: Callable[..., Any], arguments: dict[str, Any], *,
         names = [n for n, p in signature.parameters.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
         takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
         unknown = None if takes_any else next((name for name in arguments if name not in names), None)
-        hint = near_names(unknown, names, "parameters") if unknown else f"Parameters: {', '.join(names)}."
+        if unknown and not names:
+            hint = "It takes no keyword arguments, and inputs are keywords; write a function for call: module:function."
+        else:
+            hint = near_names(unknown, names, "parameters") if unknown else f"Parameters: {', '.join(names)}."
         raise InputError(f"{where}: {what} does not accept these arguments: {error}. {hint}") from error
 
 

@@ -27,6 +27,10 @@ MIN_COLD_LAUNCHES = 3
 Site = Annotated[str, Field(min_length=1, description="Dotted path on the target, such as unet or vae.decode.")]
 
 
+_MAX_RUNS = 1_000_000
+_MAX_TIMEOUT_S = 7 * 24 * 3600.0
+
+
 class Media(Model):
     """What one chunk of a streamed output stands for, to judge whether it arrives in time."""
 
@@ -80,12 +84,12 @@ class Workload(Model):
     compile: CompileConfig | None = None
     model: str | None = None
     task: str | None = None
-    seed: int = Field(default=0, ge=0)
-    warmup_runs: int = Field(default=3, ge=0)
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    warmup_runs: int = Field(default=3, ge=0, le=_MAX_RUNS)
     warmup_limit: int = Field(
         default=20, ge=0, description="The most runs that may be called warm-up when the measured ones begin too early."
     )
-    measured_runs: int = Field(default=10, gt=0)
+    measured_runs: int = Field(default=10, gt=0, le=_MAX_RUNS)
     require_idle_device: bool = Field(
         default=False, description="Refuse to measure while others use the device or the machine is busy."
     )
@@ -93,7 +97,7 @@ class Workload(Model):
     concurrency: list[Annotated[int, Field(gt=0, le=1024)]] = Field(
         default=[], description="Numbers of requests at once; each is a closed loop of its own."
     )
-    timeout_s: float = Field(default=600.0, gt=0, description="Limit for loading and for each rung.")
+    timeout_s: float = Field(default=600.0, gt=0, le=_MAX_TIMEOUT_S, description="Limit for loading and for each rung.")
     nproc: int = Field(default=1, gt=0)
 
     @field_validator("target")

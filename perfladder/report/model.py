@@ -10,7 +10,7 @@ from pydantic import Field
 
 from perfladder.errors import InputError
 from perfladder.findings import Finding, collect_findings, smallest_next_experiment
-from perfladder.ladder import load_results
+from perfladder.ladder import RUNGS, load_results
 from perfladder.models import SCHEMA_VERSION, Model, ResultWarning
 from perfladder.report.load import LoadView
 from perfladder.rundir import RunDirectory, RunRecord, read_model
@@ -162,7 +162,7 @@ def build_report(run_dir: Path) -> Report:
     stages = _done(results, StagesResult)
     findings = collect_findings(workload, environment, results) if environment else []
     return Report(
-        run=run.record,
+        run=_as_it_ended(run.record),
         run_dir=str(run.path),
         workload=workload,
         environment=environment,
@@ -194,6 +194,15 @@ def build_report(run_dir: Path) -> Report:
     )
 
 
+def _as_it_ended(record: RunRecord) -> RunRecord:
+    """A run that still says `running` although its process is gone was killed."""
+    if record.status != "running" or record.process_id is None or Path(f"/proc/{record.process_id}").exists():
+        return record
+    missing = [rung.name for rung in RUNGS if rung.name not in {entry.name for entry in record.rungs}]
+    error = f"its process ended without finishing; not climbed: {', '.join(missing) or 'nothing, but the report'}"
+    return record.model_copy(update={"status": "interrupted", "error": error})
+
+
 def find_run(name: str, runs_dir: Path) -> Path:
     """Find a run by its folder, its id, or `latest`.
 
@@ -209,6 +218,8 @@ def find_run(name: str, runs_dir: Path) -> Path:
     if matching:
         return matching[0]
     known = ", ".join(f"{path.parent}" for path in runs[-3:]) or f"none below {runs_dir}"
+    if Path(name).is_dir():
+        raise InputError(f"The folder {name} is no run: it has no run.json. Newest runs: {known}.")
     raise InputError(f"There is no run {name!r}. Give its folder, its id or 'latest'. Newest runs: {known}.")
 
 

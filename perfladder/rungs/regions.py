@@ -42,7 +42,7 @@ class RegionsRequest(Model):
 
 
 class RegionSummary(Model):
-    """One region of the flat, non-overlapping set: medians over the profiled runs."""
+    """One region of the flat, non-overlapping set: means over the profiled runs."""
 
     region_id: str
     name: str
@@ -55,7 +55,7 @@ class RegionSummary(Model):
 
 
 class ResidualSummary(Model):
-    """What lies outside every region: medians over the profiled runs; `host` is from the median run."""
+    """What lies outside every region: means over the profiled runs; `host` is from the median run."""
 
     cpu_ms: float
     cpu_share: float
@@ -220,10 +220,7 @@ def summarize_regions(report: RegionReport, types: dict[str, str]) -> list[Regio
                 name=row.name,
                 module_type=types.get(region_id, ""),
                 calls_per_run=sum(r.calls for r in there) / len(found),
-                cpu_ms=_median([r.cpu_time_us if r else 0.0 for r in found]) / _US_PER_MS,
-                cpu_share=_median([r.cpu_time_fraction if r else 0.0 for r in found]),
-                device_ms=_median_or_none([r.device_time_us if r else 0.0 for r in found], _US_PER_MS),
-                device_share=_median_or_none([r.device_time_fraction if r else 0.0 for r in found]),
+                **_totals([(r.cpu_time_us, r.device_time_us) if r else (0.0, 0.0) for r in found], report),
             )
         )
     return sorted(summaries, key=lambda s: -(s.cpu_ms if s.device_ms is None else s.device_ms))
@@ -233,12 +230,25 @@ def _residual(report: RegionReport) -> ResidualSummary:
     residuals = [run.residual for run in report.runs]
     middle = sorted(residuals, key=lambda r: r.cpu_time_us)[len(residuals) // 2]
     return ResidualSummary(
-        cpu_ms=_median([r.cpu_time_us for r in residuals]) / _US_PER_MS,
-        cpu_share=_median([r.cpu_time_fraction for r in residuals]),
-        device_ms=_median_or_none([r.device_time_us for r in residuals], _US_PER_MS),
-        device_share=_median_or_none([r.device_time_fraction for r in residuals]),
+        **_totals([(r.cpu_time_us, r.device_time_us) for r in residuals], report),
         host=middle.host,
     )
+
+
+def _totals(times_us: list[tuple[float, float | None]], report: RegionReport) -> dict[str, float | None]:
+    """Mean times a run, and shares of the sums over all runs: so that shares add up to 1 and agree with the times."""
+    cpu_us, whole_us = sum(cpu for cpu, _ in times_us), sum(run.wall_time_us for run in report.runs)
+    totals: dict[str, float | None] = {
+        "cpu_ms": cpu_us / len(times_us) / _US_PER_MS,
+        "cpu_share": cpu_us / max(whole_us, 1e-9),
+        "device_ms": None,
+        "device_share": None,
+    }
+    if all(run.device_time_us is not None for run in report.runs):
+        device_us = sum(device or 0.0 for _, device in times_us)
+        totals["device_ms"] = device_us / len(times_us) / _US_PER_MS
+        totals["device_share"] = device_us / max(sum(run.device_time_us or 0.0 for run in report.runs), 1e-9)
+    return totals
 
 
 def busy_ms(report: RegionReport) -> float | None:
@@ -249,8 +259,3 @@ def busy_ms(report: RegionReport) -> float | None:
 
 def _median(values: Iterable[float]) -> float:
     return float(np.median(list(values)))
-
-
-def _median_or_none(values: list[float | None], divisor: float = 1.0) -> float | None:
-    there = [value for value in values if value is not None]
-    return _median(there) / divisor if len(there) == len(values) else None
