@@ -45,6 +45,7 @@ Set = Annotated[
 ]
 
 _DEFAULT_OUT = Path("runs")
+_INTERRUPTED = 128 + signal.SIGINT
 _TERMINATED = 128 + signal.SIGTERM
 
 
@@ -56,10 +57,10 @@ def main() -> None:
         # Without standalone mode the exit code that a verb raises comes back as the return value.
         sys.exit(app(standalone_mode=False) or 0)
     except (typer.Abort, KeyboardInterrupt):
-        _tell_interrupted(130, as_json)
+        _tell_interrupted(_INTERRUPTED, as_json)
     except SystemExit as end:
-        if end.code == _TERMINATED:
-            _tell_interrupted(_TERMINATED, as_json)
+        if end.code in (_INTERRUPTED, _TERMINATED):
+            _tell_interrupted(int(end.code), as_json)
         raise
     except Exception as error:
         # Usage errors of the option parser carry their own exit code and way to show themselves.

@@ -302,7 +302,7 @@ class LoadedTarget:
             wanted["dtype"] = getattr(torch, self.workload.dtype)
         if not wanted:
             return obj
-        if hasattr(obj, "to"):
+        if callable(getattr(type(obj), "to", None)):
             with user_code("The target's .to()"):
                 moved = obj.to(**wanted)
                 return obj if moved is None else moved

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -149,3 +150,37 @@ def test_failure_in_a_later_rung_keeps_the_finished_ones(run, tmp_path, act):
     assert done.returncode == 5
     assert (tmp_path / "runs" / "bad" / record["run_id"] / "1-stages" / "stages.json").is_file()
     assert (tmp_path / "runs" / "bad" / record["run_id"] / "report.md").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=["terminated", "ctrl-c"]
+)
+def test_a_run_that_is_told_to_end_says_so_and_leaves_nothing(tmp_path, number, code):
+    mark = uuid.uuid4().hex
+    (tmp_path / "pipe.py").write_text(textwrap.dedent(PIPE))
+    workload = {"name": "bad", "target": "pipe.py:build", "device": "cpu", "inputs": {"act": "hang"}}
+    (tmp_path / "work.yaml").write_text(json.dumps(workload))
+    environment = {**os.environ, MARK: mark, "TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "perfladder.cli", "run", str(tmp_path / "work.yaml"), "--plain", "--json"]
+    process = subprocess.Popen(
+        [*command, "--out", str(tmp_path / "runs")], stdout=-1, stderr=-1, text=True, env=environment
+    )
+    for line in process.stderr:
+        if "stages (rung 1)" in line:
+            break
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert json.loads(out)["error"]["exit_code"] == code
+    assert "Interrupted." in err
+    record = record_in(tmp_path)
+    assert (record["status"], record["exit_code"]) == ("interrupted", code)
+    assert marked(mark) == []
+
+
+def test_usage_errors_are_json_too(tmp_path):
+    command = [sys.executable, "-m", "perfladder.cli", "run", "x.yaml", "--bogus", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 2
+    assert error_of(done)["type"] == "UsageError"

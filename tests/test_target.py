@@ -1,3 +1,5 @@
+import asyncio
+
 import pytest
 import torch
 
@@ -530,3 +532,28 @@ def test_find_callable_reads_a_module_attribute():
     from pathlib import Path
 
     assert find_callable("os.path:join", Path(), field_name="call")("a", "b") == "a/b"
+
+
+def test_async_target_runs_where_a_loop_is_running_already(wrap):
+    class Async:
+        async def __call__(self):
+            await asyncio.sleep(0)
+            return torch.ones(1, requires_grad=True) * 2
+
+    async def cell():
+        return wrap(Async()).run()
+
+    output = asyncio.run(cell()).value
+    assert output.tolist() == [2]
+    assert not output.requires_grad
+
+
+def test_tensor_that_cannot_be_made_is_named(load_target):
+    with pytest.raises(InputError, match=r"inputs.x: a tensor of shape \[10000000, 1000000\]"):
+        load_target("def build(): return lambda x: x", inputs={"x": {"$tensor": [10000000, 1000000]}})
+
+
+@pytest.mark.parametrize("attribute", ["lambda self, name: (lambda: None)", "lambda self, name: 1 / 0"])
+def test_object_with_an_odd_getattr_runs(load_target, attribute):
+    source = f"class Odd:\n    __getattr__ = {attribute}\n    def __call__(self): return 1\ndef build(): return Odd()"
+    assert load_target(source).run().value == 1

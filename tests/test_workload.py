@@ -217,3 +217,11 @@ def test_fingerprint_names_the_fields_it_was_made_from():
 def test_digest_tells_lists_of_another_order_apart():
     assert digest([1, 2]) != digest([2, 1])
     assert digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1})
+
+
+@pytest.mark.parametrize(
+    "field", [{"timeout_s": float("inf")}, {"timeout_s": 3e6}, {"seed": 2**64}, {"measured_runs": 10**9}], ids=str
+)
+def test_numbers_beyond_reason_are_refused(field):
+    with pytest.raises(InputError, match=f"{next(iter(field))}: "):
+        parse_workload({"name": "n", "target": "m:f", **field})

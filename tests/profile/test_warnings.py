@@ -221,3 +221,17 @@ def test_a_meter_is_used_only_where_a_device_is_recorded(pipe, x, profile, monke
         pytest.skip("there is a device")
     monkeypatch.setattr(window, "MemoryObserver", None)
     profile(pipe, x)
+
+
+def test_torchscript_is_profiled_as_one_region():
+    import warnings
+
+    import torch
+
+    import perfladder as pl
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        scripted = torch.jit.script(torch.nn.Linear(4, 4))
+    profile = pl.profile(scripted, torch.ones(1, 4), warmup_runs=0, measured_runs=1)
+    assert len(profile.data["runs"]) == 1

@@ -97,3 +97,10 @@ def test_a_large_trace_is_compressed(tmp_path):
     assert compressed.name == "regions.trace.json.gz"
     assert [p.name for p in tmp_path.iterdir()] == ["regions.trace.json.gz"]
     assert gzip.decompress(compressed.read_bytes()) == b"x" * 1001
+
+
+def test_shares_of_all_regions_and_the_residual_add_up_over_unequal_runs(loaded, pipe, tmp_path):
+    counts = iter([1, 9, 2, 30, 3])
+    pipe.__class__ = type("Uneven", (Pipe,), {"__call__": lambda self, steps: Pipe.__call__(self, next(counts))})
+    result = measure(loaded, request(tmp_path, runs=3))
+    assert sum(r.cpu_share for r in result.regions) + result.residual.cpu_share == pytest.approx(1, abs=2e-3)
