@@ -124,7 +124,7 @@ def test_run_of_schema_version_1_stays_readable():
     record = RunDirectory.open(GOLDEN).record
     assert record.schema_version == 1
     assert record.status == "done"
-    assert [entry.name for entry in record.rungs] == ["stages", "capture"]
+    assert [entry.name for entry in record.rungs] == ["stages", "capture", "regions", "harness", "kernels"]
 
 
 def test_golden_results_of_schema_version_1_stay_readable():
@@ -141,6 +141,21 @@ def test_golden_results_of_schema_version_1_stay_readable():
     storages = read_storages(GOLDEN / "3-capture", manifest)
     (given,) = Decoder(storages).decode(manifest.calls[0].inputs)["args"]
     assert given.tolist() == [[1.0] * 64]
+
+
+def test_golden_run_gives_its_report_again():
+    from perfladder.report import build_report, render_markdown, render_summary
+
+    report = build_report(GOLDEN)
+    assert [table.scenario for table in report.stages] == ["default"]
+    assert report.stages[0].stages[0].name == "first"
+    assert report.regions is not None
+    assert report.harness is not None
+    assert report.harness.parity == "exact"
+    assert report.kernels is not None
+    assert report.kernels.by_operator[0].name == "aten::linear"
+    assert "## Findings" in render_markdown(report)
+    assert "first" in render_summary(report)
 
 
 def test_workload_of_a_run_can_be_run_again(run):
