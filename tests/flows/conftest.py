@@ -28,7 +28,8 @@ class Flow:
             name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_"))
         }
         # With a temporary folder of their own, flows take turns with each other, not with other jobs of this machine.
-        environment |= {"HOME": str(log.parent), "TMPDIR": str(log.parent.parent), _MARKER: self.marker, **variables}
+        environment |= {"HOME": str(log.parent), "TMPDIR": str(log.parent.parent), "OMP_NUM_THREADS": "1"}
+        environment |= {_MARKER: self.marker, **variables}
         with log.open("w") as file:
             self.process = subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=file, text=True, env=environment, cwd=log.parent
