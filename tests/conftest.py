@@ -1,5 +1,6 @@
 """What the engine's tests share: targets written to files, workloads for them, and a clock that tests set."""
 
+import signal
 import sys
 import textwrap
 from pathlib import Path
@@ -8,6 +9,9 @@ import pytest
 
 from perfladder.target import LoadedTarget
 from perfladder.workload import Workload, WorkloadFile, parse_workload
+
+# A job that a shell starts in the background ignores SIGINT, and so would every process that a test interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class FakeClock:
