@@ -134,3 +134,13 @@ def test_no_file_of_the_engine_reads_environment_variables():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "os":
                 assert node.attr not in ("environ", "getenv"), path
+
+
+def test_the_process_that_climbs_brings_neither_torch_nor_the_servers_clients():
+    source = (
+        "import sys, perfladder.ladder, perfladder.report, perfladder.flows.run, perfladder.flows.config\n"
+        "for rung in perfladder.ladder.RUNGS: rung.module\n"
+        "print([n for n in ('torch', 'scipy', 'prefect', 'mlflow') if n in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "[]"

@@ -9,7 +9,6 @@ from pydantic import Field
 
 from perfladder.instrument import instrument, module_sites
 from perfladder.models import Model
-from perfladder.profiling.observers import Annotator
 from perfladder.profiling.warnings import instrumentation_warnings, trace_warnings
 from perfladder.rungs.base import RungContext, RungResult
 from perfladder.rungs.capture import CaptureResult
@@ -89,6 +88,7 @@ def measure(loaded: LoadedTarget, request: KernelsRequest) -> KernelsResult:
         RungError: The profiler gave nothing, or another one was active.
         WorkloadError: The stage raised.
     """
+    from perfladder.profiling.observers import Annotator
     from perfladder.trace.record import record_window, span
 
     replay = Replay(loaded, Path(request.folder))

@@ -11,9 +11,6 @@ import numpy as np
 from pydantic import Field
 
 from perfladder.models import Model, ResultWarning
-from perfladder.profiling.discover import find_sites
-from perfladder.profiling.prebound import prebound_warnings
-from perfladder.profiling.window import Call, profile_runs
 from perfladder.rungs.base import RungContext, RungResult
 from perfladder.rungs.stages import StagesResult
 from perfladder.target import LoadedTarget
@@ -137,6 +134,11 @@ def measure(loaded: LoadedTarget, request: RegionsRequest) -> RegionsResult:
         RungError: The profiler gave nothing, or another one was active.
         WorkloadError: The workload raised.
     """
+    # These bring torch, which the ladder's own process does without.
+    from perfladder.profiling.discover import find_sites
+    from perfladder.profiling.prebound import prebound_warnings
+    from perfladder.profiling.window import Call, profile_runs
+
     path = loaded.own_path(Path(request.trace_path))
     call = Call(run=lambda: _run_and_wait(loaded), prepare=loaded.prepare_run)
     sites = find_sites(loaded.obj)

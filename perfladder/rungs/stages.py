@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from perfladder._torch_private import compile_counters
 from perfladder.environment import take_snapshot
 from perfladder.instrument import Instrumentation
 from perfladder.models import Model, ResultWarning
@@ -86,6 +85,8 @@ def measure(loaded: LoadedTarget, request: StagesRequest, *, clock: Clock = time
         NotPossibleHereError: The workload demands an idle device, and this one is not.
         WorkloadError: The workload raised.
     """
+    from perfladder._torch_private import compile_counters
+
     workload = loaded.workload
     snapshot = take_snapshot()
     if workload.require_idle_device:

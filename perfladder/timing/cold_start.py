@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from perfladder._torch_private import compile_counters
 from perfladder.models import Model
 from perfladder.stats import Samples
 from perfladder.target import LoadedTarget
@@ -71,6 +70,8 @@ def measure_cold(loaded: LoadedTarget, request: ColdRequest, *, clock: Clock = t
     Raises:
         WorkloadError: The workload raised.
     """
+    from perfladder._torch_private import compile_counters
+
     before = compile_counters()
     first_call_ms, first_output_ms = _call(loaded, clock)
     compiled = compile_counters().since(before)

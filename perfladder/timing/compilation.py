@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from perfladder._torch_private import CompileCounters
+from typing import TYPE_CHECKING
+
 from perfladder.models import ResultWarning
 from perfladder.timing.results import Compilations
+
+if TYPE_CHECKING:
+    from perfladder._torch_private import CompileCounters
 
 
 def compilations_of(counters: list[CompileCounters]) -> dict[str, Compilations]:

@@ -13,13 +13,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
-from perfladder import _torch_private
 from perfladder.instrument import Observer, Site, instrument
 from perfladder.target import LoadedTarget
 from perfladder.timing.results import HostMemory, MemoryGrowth, StageMemory
 
 if TYPE_CHECKING:
     import torch
+
+    from perfladder._torch_private import AllocatorState
 
 _LOOK_EVERY_S = 0.02
 _MIN_GROWTH_RUNS = 6
@@ -57,7 +58,7 @@ class AllocatorMeter:
 
     def read(self) -> Reading:
         """What is in use, and the peak since `reset`."""
-        state = _torch_private.allocator_state(self.device)
+        state = _allocator_state(self.device)
         return Reading(state.allocated, state.peak_allocated, state.peak_reserved)
 
     def reset(self) -> None:
@@ -267,9 +268,16 @@ def resident_bytes() -> int:
         return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+def _allocator_state(device: torch.device) -> AllocatorState:
+    # Imported here: the command line's own process reads results of this module, and does without torch.
+    from perfladder import _torch_private
+
+    return _torch_private.allocator_state(device)
+
+
 def allocated_bytes(loaded: LoadedTarget) -> int | None:
     """What the device's allocator has given out now; None on a CPU."""
-    return None if loaded.device.type == "cpu" else _torch_private.allocator_state(loaded.device).allocated
+    return None if loaded.device.type == "cpu" else _allocator_state(loaded.device).allocated
 
 
 def find_growth(after_run_bytes: Sequence[int], *, noise_bytes: int) -> MemoryGrowth:
@@ -306,5 +314,5 @@ def peak_device_memory(loaded: LoadedTarget) -> tuple[int | None, int | None]:
     """Peaks of what the device's allocator gave out and of what it held; None on a CPU."""
     if loaded.device.type == "cpu":
         return None, None
-    state = _torch_private.allocator_state(loaded.device)
+    state = _allocator_state(loaded.device)
     return state.peak_allocated, state.peak_reserved
