@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from enum import StrEnum
 
 from perfladder.instrument import Instrumentation
 from perfladder.models import ResultWarning
-from perfladder.trace.warnings import TraceWarning
+from perfladder.trace.warnings import ExplainedCode, TraceWarning
 
 SHOWN = 5
 """How many names a message lists before it counts the rest."""
 
 
-class ProfileWarningCode(StrEnum):
-    """Stable codes; each carries its explanation in `explanation`."""
-
-    explanation: str
-
-    def __new__(cls, value: str, explanation: str) -> ProfileWarningCode:
-        """Make a member that is its code and carries its explanation."""
-        member = str.__new__(cls, value)
-        member._value_ = value
-        member.explanation = explanation
-        return member
+class ProfileWarningCode(ExplainedCode):
+    """Codes of warnings about a profile."""
 
     UNREGISTERED_AOT_REGION = (
         "UNREGISTERED_AOT_REGION",

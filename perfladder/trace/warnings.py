@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Self
 
 from perfladder.trace.rows import Row
 
 
-class WarningCode(StrEnum):
-    """Stable codes; each carries its explanation in `explanation`."""
+class ExplainedCode(StrEnum):
+    """A table of stable codes; each member is its code and carries what it means in `explanation`."""
 
     explanation: str
 
-    def __new__(cls, value: str, explanation: str) -> WarningCode:
+    def __new__(cls, value: str, explanation: str) -> Self:
         """Make a member that is its code and carries its explanation."""
         member = str.__new__(cls, value)
         member._value_ = value
         member.explanation = explanation
         return member
+
+
+class WarningCode(ExplainedCode):
+    """Codes of warnings about a trace."""
 
     TRUNCATED_FILE = (
         "TRUNCATED_FILE",
