@@ -16,6 +16,7 @@ from perfladder.profiling.data import (
     Input,
     KeyAverages,
     ManagedRegion,
+    MarkedRegion,
     ProfileData,
     Profiler,
     Region,
@@ -33,6 +34,7 @@ from perfladder.profiling.data import (
 from perfladder.profiling.discover import AOT, JIT, Part, find_parts
 from perfladder.profiling.warnings import ProfileWarningCode, list_names, warn
 from perfladder.profiling.window import ProfiledRuns
+from perfladder.trace.labels import MARK_KIND
 from perfladder.trace.regions import RegionRow, RunAttribution
 
 _MANAGED_KINDS: Final[dict[str, Literal["aot_managed_module", "jit_managed_module"]]] = {
@@ -142,6 +144,9 @@ def _regions(obj: Any, profiled: ProfiledRuns) -> tuple[list[Region], list[Resul
             "peak_memory_bytes": peak.peak_bytes if peak else None,
             "peak_memory_increase_bytes": peak.increase_bytes if peak else None,
         }
+        if found[0].kind == MARK_KIND:
+            regions.append(MarkedRegion(kind="marked_stage", **common))
+            continue
         if found[0].kind not in _MANAGED_KINDS:
             regions.append(UntunedRegion(kind="untuned_module", **common))
             continue

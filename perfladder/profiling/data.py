@@ -95,7 +95,13 @@ class UntunedRegion(_Region):
     kind: Literal["untuned_module"]
 
 
-Region = Annotated[ManagedRegion | UntunedRegion, Field(discriminator="kind")]
+class MarkedRegion(_Region):
+    """A stage that user code marks with `perfladder.stage`: what no module inside it covers."""
+
+    kind: Literal["marked_stage"]
+
+
+Region = Annotated[ManagedRegion | UntunedRegion | MarkedRegion, Field(discriminator="kind")]
 
 
 class KeyAverages(Model):

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from perfladder import _torch_private
 from perfladder.instrument import Observer, Site
 from perfladder.profiling.discover import UNTUNED
-from perfladder.trace.labels import encode_label
+from perfladder.trace.labels import MARK_KIND, encode_label
 
 
 class Annotator(Observer):
@@ -21,13 +21,14 @@ class Annotator(Observer):
         labels: Kind and name of the label for a site's path; by default an untuned module of that path.
 
     Attributes:
-        num_calls: Calls of each site on the thread that made this object.
+        num_calls: Calls of each site, marks of user code apart, on the thread that made this object.
         num_foreign_calls: Calls of each site on other threads.
     """
 
     def __init__(self, labels: Mapping[str, tuple[str, str]] | None = None) -> None:
         self._open_span = _torch_private.open_span
         self._labels = {path: encode_label(kind, name) for path, (kind, name) in (labels or {}).items()}
+        self._marks: dict[str, str] = {}
         self._thread = threading.get_ident()
         self.num_calls: dict[str, int] = {}
         self.num_foreign_calls: dict[str, int] = {}
@@ -35,11 +36,16 @@ class Annotator(Observer):
     def enter(self, site: Site, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AbstractContextManager[Any]:
         """Open the call's span."""
         path = site.path
+        if site.is_mark:
+            return self._opened(self._marks.setdefault(path, encode_label(MARK_KIND, path)))
         counts = self.num_calls if threading.get_ident() == self._thread else self.num_foreign_calls
         counts[path] = counts.get(path, 0) + 1
         label = self._labels.get(path)
         if label is None:
             label = self._labels[path] = encode_label(UNTUNED, path)
+        return self._opened(label)
+
+    def _opened(self, label: str) -> AbstractContextManager[Any]:
         span = self._open_span(label)
         span.__enter__()
         return span

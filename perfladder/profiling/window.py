@@ -12,7 +12,7 @@ import torch
 
 from perfladder import _torch_private
 from perfladder.errors import RungError
-from perfladder.instrument import Instrumentation, instrument
+from perfladder.instrument import Instrumentation, any_mark, instrument, known_marks
 from perfladder.models import ResultWarning
 from perfladder.profiling.discover import AOT, Sites
 from perfladder.profiling.memory import MemoryWatch
@@ -25,7 +25,7 @@ from perfladder.profiling.warnings import (
     warn,
 )
 from perfladder.trace.attribution import Attribution, attribute
-from perfladder.trace.labels import RUN_KIND, WARMUP_KIND, decode_label
+from perfladder.trace.labels import MARK_KIND, RUN_KIND, WARMUP_KIND, Label, decode_label
 from perfladder.trace.model import Trace
 from perfladder.trace.operators import OperatorRow, operator_table, top_operators
 from perfladder.trace.record import Window, record_window, span
@@ -105,7 +105,7 @@ def profile_runs(
     meter: MemoryMeter | None = None,
     memory_limit_bytes: int | None = None,
 ) -> ProfiledRuns:
-    """Profile runs of each call with every module and method annotated, and attribute them.
+    """Profile runs of each call with every module, method and mark of user code annotated, and attribute them.
 
     Each call is first run once, unmeasured, inside the window: that absorbs first-use costs, and there the peak memory
     is taken.
@@ -136,7 +136,7 @@ def profile_runs(
                     call.run()
         watch.note()
         annotator = Annotator(sites.labels)
-        with instrument(sites.sites, annotator) as state:
+        with instrument([*sites.sites, any_mark()], annotator) as state:
             walls, names = _timed_runs(calls, repeats, watch)
     foreign = annotator.num_foreign_calls
     observed = Observed(
@@ -237,7 +237,9 @@ def _attribute(
 ) -> ProfiledRuns:
     start = time.perf_counter()
     trace, sites = window.read(), observed.sites
-    attribution = attribute(trace, entered=sites.entered, exclusive=sites.exclusive)
+    # A mark of user code stands for what no module in it covers, so that it hides none of them.
+    marks = {Label(MARK_KIND, name).region_id for name in known_marks()}
+    attribution = attribute(trace, entered=sites.entered, exclusive=sites.exclusive | marks)
     report = report_regions(trace, attribution)
     timeline = report_timeline(trace, attribution)
     found = [*trace_warnings(trace.warnings), *trace_warnings(report.warnings), *trace_warnings(timeline.warnings)]

@@ -4,6 +4,8 @@ import pytest
 import torch
 from torch import nn
 
+from perfladder import stage
+
 
 def ids(result):
     return [region["id"] for region in result.data["regions"]]
@@ -256,3 +258,29 @@ def test_a_module_unwrapped_meanwhile_has_an_unknown_state(pipe, x, wrap, profil
     region = result.data["regions"][0]
     assert region["wrapper_state"] == "unknown"
     assert "UNREGISTERED_AOT_REGION" in {w["code"] for w in result.data["warnings"]}
+
+
+def test_marks_of_user_code_keep_what_no_module_covers(pipe, x, profile):
+    @stage("post")
+    def post(y):
+        return y.sort().values
+
+    def call(x):
+        with stage("denoise"):
+            y = pipe(x)
+            for _ in range(50):
+                y = y.sin()
+        return post(y)
+
+    result = profile(pipe, x, inference_function=call)
+    found = {region["id"]: region["kind"] for region in result.data["regions"]}
+    assert found == {
+        "untuned_module:unet": "untuned_module",
+        "untuned_module:vae.decode": "untuned_module",
+        "marked_stage:denoise": "marked_stage",
+        "marked_stage:post": "marked_stage",
+    }
+    assert_whole(result)
+    tree = {node["region_id"]: node for node in result.data["region_tree"]}
+    assert "marked_stage:denoise" in tree
+    assert rows(result)["marked_stage:denoise"]["cpu_time_us"] > 0
