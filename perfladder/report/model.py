@@ -131,6 +131,7 @@ class Report(Model):
     dominating_by: str | None
     compilations: dict[str, Compilations]
     first_call_ms: float | None
+    first_call_stages_ms: dict[str, float]
     peak_device_allocated_bytes: int | None
     peak_host_rss_bytes: int | None
     host_memory: HostMemory | None
@@ -175,6 +176,7 @@ def build_report(run_dir: Path) -> Report:
         dominating_by=stages.dominating_by if stages else None,
         compilations=stages.compilations if stages else {},
         first_call_ms=stages.first_call_ms if stages else None,
+        first_call_stages_ms=stages.first_call_stages_ms if stages else {},
         peak_device_allocated_bytes=stages.peak_device_allocated_bytes if stages else None,
         peak_host_rss_bytes=stages.peak_host_rss_bytes if stages else None,
         host_memory=stages.host_memory if stages else None,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from perfladder.environment import take_snapshot
-from perfladder.instrument import Instrumentation
+from perfladder.instrument import Instrumentation, Site, instrument
 from perfladder.models import Model, ResultWarning
 from perfladder.rungs.base import RungContext
 from perfladder.session import Caller
@@ -41,7 +41,7 @@ from perfladder.timing.results import (
     StageTiming,
 )
 from perfladder.timing.runs import Runs, bare_run, number_of_pairs, overhead_of, timed_runs
-from perfladder.timing.scenario import scenario_timing
+from perfladder.timing.scenario import cold_stages_ms, scenario_timing
 from perfladder.timing.steadiness import settle, steadiness_of, steadiness_warnings
 from perfladder.timing.timer import Call, Clock, RunTiming, StageTimer
 from perfladder.workload import Metric, Workload
@@ -93,7 +93,7 @@ def measure(loaded: LoadedTarget, request: StagesRequest, *, clock: Clock = time
         require_idle(snapshot, loaded.device)
     candidates, unresolved = candidate_sites(loaded)
     counters = [compile_counters()]
-    first = bare_run(loaded, None, clock)[0]
+    first, cold_ms = _first_run(loaded, candidates, clock)
     counters.append(compile_counters())
     warmup = [bare_run(loaded, None, clock)[0].wall_ms for _ in range(workload.warmup_runs)]
     sites, warnings = choose_sites(loaded, candidates, unresolved, clock)
@@ -134,6 +134,7 @@ def measure(loaded: LoadedTarget, request: StagesRequest, *, clock: Clock = time
     ratio, ratio_interval = overhead_of(runs.pairs_ms)
     result = StagesResult(
         first_call_ms=first.wall_ms,
+        first_call_stages_ms={site.path: cold_ms[site.path] for site in sites if site.path in cold_ms},
         warmup_ms=warmup,
         scenarios=scenarios,
         overhead_ratio=ratio,
@@ -158,6 +159,19 @@ def measure(loaded: LoadedTarget, request: StagesRequest, *, clock: Clock = time
         ],
     )
     return _judged(workload, result)
+
+
+def _first_run(loaded: LoadedTarget, candidates: list[Site], clock: Clock) -> tuple[RunTiming, dict[str, float]]:
+    """The cold run, with what each stage took in it; hooks would become part of a graph that is compiled there."""
+    from perfladder.profiling.discover import find_parts
+
+    if loaded.compiled_modules or any(part.is_compiled for part in find_parts(loaded.obj)):
+        return bare_run(loaded, None, clock)[0], {}
+    timer = StageTimer(clock, loaded.device)
+    with instrument(candidates, timer):
+        timing = bare_run(loaded, None, clock)[0]
+    timing.calls = timer.take()
+    return timing, cold_stages_ms(timing)
 
 
 def _judged(workload: Workload, result: StagesResult) -> StagesResult:

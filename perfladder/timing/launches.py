@@ -8,7 +8,7 @@ from typing import Any
 from perfladder.models import Model
 from perfladder.stats import Samples, Summary, summarize
 from perfladder.timing.results import CadenceTiming, ScenarioTiming, StagesResult, StageTiming
-from perfladder.timing.scenario import _share_interval as share_interval
+from perfladder.timing.scenario import interval_of_share
 
 _RAW = "_samples_ms"
 _PEAKS = ("peak_device_allocated_bytes", "peak_device_reserved_bytes", "peak_host_rss_bytes")
@@ -79,7 +79,7 @@ def _with_shares(scenario: ScenarioTiming, run_start_ns: list[int]) -> ScenarioT
             "run_start_ns": run_start_ns,
             "stages": sorted(stages, key=lambda stage: -stage.share),
             "outside_share": sum(scenario.outside_ms.values) / sum(scenario.wall_ms.values),
-            "outside_share_interval": share_interval(scenario.outside_ms.values, scenario.wall_ms.values),
+            "outside_share_interval": interval_of_share(scenario.outside_ms.values, scenario.wall_ms.values),
         }
     )
 
@@ -88,7 +88,7 @@ def _with_share(stage: StageTiming, wall_ms: Samples) -> StageTiming:
     cost_ms = stage.cost_ms.values
     if len(cost_ms) != len(wall_ms.values):
         return stage
-    update = {"share": sum(cost_ms) / sum(wall_ms.values), "share_interval": share_interval(cost_ms, wall_ms.values)}
+    update = {"share": sum(cost_ms) / sum(wall_ms.values), "share_interval": interval_of_share(cost_ms, wall_ms.values)}
     return stage.model_copy(update=update)
 
 

@@ -197,6 +197,11 @@ class StagesResult(RungResult):
     dominating: str | None = None
     dominating_by: str | None = Field(default=None, description="The measure by which it dominates.")
     first_call_ms: float | None = None
+    first_call_stages_ms: dict[str, float] = Field(
+        default={},
+        description="Host time of each stage in the first call; empty where something is compiled, which observing it "
+        "would change.",
+    )
     warmup_ms: list[float] = []
     scenarios: list[ScenarioTiming] = []
     overhead_ratio: float | None = None

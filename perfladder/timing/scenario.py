@@ -54,13 +54,22 @@ def scenario_timing(
         wall_ms=Samples(launches=[wall_ms]),
         outside_ms=Samples(launches=[rest_ms]),
         outside_share=sum(rest_ms) / sum(wall_ms),
-        outside_share_interval=_share_interval(rest_ms, wall_ms),
+        outside_share_interval=interval_of_share(rest_ms, wall_ms),
         overlap_ms=Samples(launches=[[overlap.counted_again_ms for overlap in overlaps]]),
         overlaps=_pairs(overlaps),
         stages=stages,
         cadence=cadence_of(runs, media),
         generation=generation_of(runs, state.sites, on_device=on_device),
     )
+
+
+def cold_stages_ms(timing: RunTiming) -> dict[str, float]:
+    """Host time of each stage in one run, device not waited for; a recursive call counts once."""
+    found: dict[str, float] = {}
+    for call in timing.calls:
+        if not lies_in_own_site(call):
+            found[call.site.path] = found.get(call.site.path, 0.0) + call.duration_ns / NS_PER_MS
+    return found
 
 
 def _sites_seen(runs: list[RunTiming], state: Instrumentation) -> list[Site]:
@@ -105,7 +114,7 @@ def _stage(
         overlap_ms=Samples(launches=[[overlap.by_stage_ms.get(site.path, 0.0) for overlap in overlaps]]),
         chunk_self_ms=_chunk_costs(runs, per_run, on_device=on_device),
         share=sum(cost_ms) / sum(wall_ms),
-        share_interval=_share_interval(cost_ms, wall_ms),
+        share_interval=interval_of_share(cost_ms, wall_ms),
     )
 
 
@@ -139,7 +148,8 @@ def _end_ms(calls: list[Call], run: RunTiming) -> float:
     return (max((call.end_ns for call in calls), default=run.start_ns) - run.start_ns) / NS_PER_MS
 
 
-def _share_interval(part_ms: list[float], wall_ms: list[float]) -> Interval:
+def interval_of_share(part_ms: list[float], wall_ms: list[float]) -> Interval:
+    """Interval of a part's share of the wall time of the same runs."""
     return bootstrap_interval(
         lambda part, wall: part.sum(axis=-1) / wall.sum(axis=-1), part_ms, wall_ms, paired=True, in_blocks=True
     )

@@ -98,6 +98,25 @@ def test_shares_and_what_is_outside_add_up_to_one(measured, pipe):
     assert default.stages[0].share_interval.low == pytest.approx(12 / 25)
 
 
+def test_first_call_tells_which_stage_was_cold(measured, pipe, clock):
+    pipe.inner.is_warm = False
+
+    def first_is_slow(module, args):
+        clock.pass_ms(0 if module.is_warm else 100)
+        module.is_warm = True
+
+    pipe.inner.register_forward_pre_hook(first_is_slow)
+    result = measured(pipe)
+    assert result.first_call_ms == 125
+    assert result.first_call_stages_ms == {"unet": 120, "inner": 8, "vae": 2}
+    assert by_name(result)["unet"].total_ms.launches == [[20.0] * 3]
+
+
+def test_first_call_of_a_compiled_module_is_not_observed(measured, pipe):
+    pipe.vae = torch.compile(pipe.vae, backend="eager")
+    assert measured(pipe).first_call_stages_ms == {}
+
+
 def test_the_largest_share_dominates(measured, pipe):
     assert measured(pipe).dominating == "unet"
 
@@ -340,7 +359,7 @@ def test_bare_and_observed_runs_change_their_order(measured, clock):
             self.part()
 
     measured(Only(), measured_runs=4)
-    assert order == ["bare", "observed", *["bare", "observed", "observed", "bare"] * 2, "observed"]
+    assert order == ["observed", "bare", "observed", *["bare", "observed", "observed", "bare"] * 2, "observed"]
 
 
 def test_overhead_is_the_ratio_of_interleaved_pairs():
