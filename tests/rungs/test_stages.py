@@ -359,7 +359,7 @@ def test_bare_and_observed_runs_change_their_order(measured, clock):
             self.part()
 
     measured(Only(), measured_runs=4)
-    assert order == ["observed", "bare", "observed", *["bare", "observed", "observed", "bare"] * 2, "observed"]
+    assert order == ["observed", "observed", *["bare", "observed", "observed", "bare"] * 2, "observed"]
 
 
 def test_overhead_is_the_ratio_of_interleaved_pairs():
