@@ -168,3 +168,30 @@ def allocator_bytes() -> tuple[int, int]:
         return int(allocated["current"]), int(allocated["peak"])
     except (AttributeError, KeyError, TypeError):
         return int(torch.accelerator.memory_allocated()), int(torch.accelerator.max_memory_allocated())
+
+
+MODULE_INTERNALS = frozenset(vars(torch.nn.Module()))
+"""What a bare module has of its own: registries, hooks and flags."""
+
+
+def small_buffers(module: torch.nn.Module, max_weight_bytes: int) -> dict[str, torch.Tensor]:
+    """A module's own buffers, without persistent ones above that size."""
+    transient = getattr(module, "_non_persistent_buffers_set", set())
+    return {
+        name: buffer
+        for name, buffer in module.named_buffers(recurse=False)
+        if name in transient or buffer.nbytes <= max_weight_bytes
+    }
+
+
+def set_buffer(module: torch.nn.Module, name: str, value: torch.Tensor | None) -> bool:
+    """Replace a buffer, whether or not it is part of the state dict; tells if there is one of that name."""
+    if name not in module._buffers:
+        return False
+    module._buffers[name] = value
+    return True
+
+
+def change_count(tensor: torch.Tensor) -> int | None:
+    """How often a tensor was changed in place; None where torch does not count, as in inference mode."""
+    return None if tensor.is_inference() else int(tensor._version)

@@ -22,6 +22,7 @@ from perfladder.models import Model
 from perfladder.rank_session import RankSession, open_session
 from perfladder.rundir import RunDirectory, RunStatus, read_model
 from perfladder.rungs.base import Launch, RungContext, RungResult
+from perfladder.rungs.capture import CaptureResult
 from perfladder.session import Request, Result, Session
 from perfladder.target import LoadedInfo, LoadRequest, PreloadRequest, load, preload
 from perfladder.text import near_names
@@ -93,6 +94,7 @@ class _LazySession:
 
     def __init__(self, file: WorkloadFile, log_path: Path, environment: dict[str, str]) -> None:
         self.file, self.log_path, self.environment = file, log_path, environment
+        self.only: str | None = None
         self._session: Session | RankSession | None = None
         self._is_loading = self._is_loaded = self._is_preloading = False
         self.info: LoadedInfo | None = None
@@ -107,7 +109,7 @@ class _LazySession:
 
     def begin_load(self) -> None:
         """Let the child load the target while this process does other things."""
-        self.start().submit(load, LoadRequest())
+        self.start().submit(load, LoadRequest(only=self.only))
         self._is_loading = True
 
     def begin_preload(self) -> None:
@@ -330,6 +332,8 @@ class Climb:
         if self.workload.nproc > 1 and not rung.runs_on_ranks:
             reason = _NOT_ON_RANKS.format(nproc=self.workload.nproc)
             return rung.result_type(rung=rung.name, status="not_applicable", reason=reason)
+        captured = self.results.get("capture")
+        self._replay.only = captured.stage if isinstance(captured, CaptureResult) else None
         context = RungContext(
             file=self.file,
             info=self.info,

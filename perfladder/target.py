@@ -35,6 +35,7 @@ from perfladder.environment import (
 from perfladder.errors import InputError, NotPossibleHereError, PerfladderError, WorkloadError
 from perfladder.instrument import attribute_at, named_modules_of, paths_of, set_attribute_at
 from perfladder.models import Model
+from perfladder.stage_alone import Holder, stage_alone
 from perfladder.text import near_names
 from perfladder.workload import SDPA_BACKENDS, Fingerprints, Workload
 
@@ -52,7 +53,9 @@ _IMPORTED_FILES: dict[Path, ModuleType] = {}
 
 
 class LoadRequest(Model):
-    """Load the session's workload; it has no options of its own."""
+    """Load the session's workload."""
+
+    only: str | None = Field(default=None, description="A stage to be alone: the rest is dropped once it is built.")
 
 
 class PreloadRequest(Model):
@@ -143,8 +146,13 @@ class LoadedTarget:
         find_callable(self.workload.target, self.base_dir, field_name="target")
         return time.perf_counter() - start
 
-    def load(self) -> dict[str, float]:
-        """Import, build, move and compile the target; returns the seconds of each."""
+    def load(self, only: str | None = None) -> dict[str, float]:
+        """Import, build, move and compile the target; returns the seconds of each.
+
+        Args:
+            only: A stage: the rest is dropped as soon as the target is built, before anything is moved to the device,
+                and the workload's call cannot be made.
+        """
         if self.workload.nproc > 1 and self.place is None:
             raise NotPossibleHereError(
                 "nproc: several ranks cannot run in this one process; use a session or the command."
@@ -159,12 +167,15 @@ class LoadedTarget:
         with _seconds(seconds, "build"):
             self._seed()
             built, takes = self._build(factory)
+            if only is not None:
+                built = stage_alone(built, only)
         with _seconds(seconds, "move"):
             self.obj = self._move(built, takes)
         with _seconds(seconds, "compile"):
-            self._compile()
-        self._check_attention_backend()
-        self._prepare_call()
+            self._compile(only)
+        self._check_attention_backend(is_whole=only is None)
+        if only is None:
+            self._prepare_call()
         if self.place is not None:
             with _seconds(seconds, "ranks"):
                 initialize_default_group(self.device, self.workload.timeout_s)
@@ -302,6 +313,11 @@ class LoadedTarget:
             wanted["dtype"] = getattr(torch, self.workload.dtype)
         if not wanted:
             return obj
+        if isinstance(obj, Holder):
+            stage = obj.content
+            if isinstance(stage, torch.nn.Module):
+                stage.to(**wanted)
+            return obj
         if callable(getattr(type(obj), "to", None)):
             with user_code("The target's .to()"):
                 moved = obj.to(**wanted)
@@ -313,14 +329,17 @@ class LoadedTarget:
             "Let its factory accept 'device' and 'dtype', or leave these fields out."
         )
 
-    def _compile(self) -> None:
+    def _compile(self, only: str | None = None) -> None:
         """Replace modules by `torch.compile` wrappers; hooks on a wrapper run outside the compiled graph."""
         config = self.workload.compile
         if config is None:
             return
         import torch
 
-        for path in config.only or [path for path, _ in named_modules_of(self.obj)]:
+        paths = config.only or [path for path, _ in named_modules_of(self.obj)]
+        if only is not None:
+            paths = [path for path in paths if f"{only}.".startswith(f"{path}.") or path.startswith(f"{only}.")]
+        for path in paths:
             module = attribute_at(self.obj, path, field_name="compile.only")
             if not isinstance(module, torch.nn.Module):
                 raise InputError(f"compile.only: {path!r} is a {type(module).__name__}, not a torch.nn.Module.")
@@ -332,12 +351,14 @@ class LoadedTarget:
                     set_attribute_at(self.obj, name, compiled, field_name="compile.only")
             self.compiled_modules.append(path)
 
-    def _check_attention_backend(self) -> None:
+    def _check_attention_backend(self, *, is_whole: bool) -> None:
         """Set a diffusers attention backend; refuse one that cannot serve here, instead of falling back."""
         name = self.workload.attention_backend
         if name is None or self._sdpa_backend() is not None:
             return
         setters: list[Any] = [m for _, m in named_modules_of(self.obj) if hasattr(m, "set_attention_backend")]
+        if not setters and not is_whole:
+            return
         if not setters:
             raise InputError(
                 f"attention_backend: {name!r} is none of {', '.join(SDPA_BACKENDS)}, and no module of the target has "
@@ -413,7 +434,7 @@ class LoadedTarget:
 
 def load(loaded: LoadedTarget, request: LoadRequest) -> LoadedInfo:
     """Load the session's target and describe it."""
-    return loaded.info(loaded.load())
+    return loaded.info(loaded.load(request.only))
 
 
 def preload(loaded: LoadedTarget, request: PreloadRequest) -> Preloaded:

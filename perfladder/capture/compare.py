@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from perfladder.capture.values import Decoder, Node, leaves
+from perfladder.capture.decode import Decoder
+from perfladder.capture.encode import Encoder
+from perfladder.capture.nodes import Node, leaves_of
 
 if TYPE_CHECKING:
     import torch
@@ -19,22 +21,30 @@ _TENSOR_KINDS = ("tensor", "array", "generator")
 
 @dataclass(frozen=True)
 class Encoded:
-    """Nodes with the storages that they point into."""
+    """Nodes with the memory that they point into: see `Encoder`."""
 
     nodes: Mapping[str, Node]
-    storages: list[torch.Tensor]
+    blocks: Sequence[torch.Tensor]
+    storages: Sequence[int]
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Encoded:
+        """Encode values as they are now."""
+        encoder = Encoder()
+        return cls(encoder.encode(values), encoder.blocks, encoder.storages)
 
     @property
     def leaves(self) -> dict[str, Node]:
         """Every leaf of every root, by its path."""
-        return {path: leaf for root, node in self.nodes.items() for path, leaf in leaves(node, root).items()}
+        return leaves_of(self.nodes)
 
     def tensor(self, leaf: Node) -> torch.Tensor:
         """The numbers of a tensor, an array, or a generator's state, on the CPU."""
         import torch
 
         node = leaf.items[0] if leaf.items else leaf
-        value: torch.Tensor = Decoder(self.storages, device=torch.device("cpu")).decode({"value": node})["value"]
+        decoder = Decoder(self.blocks, self.storages, device=torch.device("cpu"), types={})
+        value: torch.Tensor = decoder.decode({"value": node})["value"]
         return value.detach().cpu()
 
 
@@ -75,7 +85,7 @@ def _compare_leaf(expected: Node, found: Node, before: Encoded, after: Encoded) 
         kinds = [node.type_name or node.kind for node in (expected, found)]
         return Difference(f"a {kinds[0]} became a {kinds[1]}")
     if expected.value != found.value or type(expected.value) is not type(found.value):
-        return Difference(f"{expected.value!r} became {found.value!r}")
+        return Difference(f"{_shown(expected)} became {_shown(found)}")
     if expected.kind not in _TENSOR_KINDS:
         return None
     return compare_tensors(before.tensor(expected), after.tensor(found))
@@ -115,6 +125,11 @@ def _same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
     # Copied, since a single element may have any stride, and then cannot be viewed as bytes.
     left, right = (torch.empty(v.numel(), dtype=v.dtype).copy_(v.reshape(-1)).view(torch.uint8) for v in (left, right))
     return torch.equal(left, right)
+
+
+def _shown(leaf: Node) -> str:
+    """A plain value, but no text: that may be a user's, and reasons go into reports."""
+    return f"a text of {len(leaf.value)} characters" if isinstance(leaf.value, str) else repr(leaf.value)
 
 
 def _describe(tensor: torch.Tensor) -> str:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import struct
+from concurrent.futures import ThreadPoolExecutor
+from io import FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
+from pydantic import Field, JsonValue, ValidationError
 
-from perfladder.capture.values import Node
+from perfladder.capture.nodes import Node
 from perfladder.errors import CaptureError
 from perfladder.files import flush_to_disk, write_atomically
 from perfladder.models import SCHEMA_VERSION, Model, newer_schema
@@ -19,6 +23,7 @@ if TYPE_CHECKING:
 MANIFEST = "manifest.json"
 TENSORS = "tensors.safetensors"
 _MAX_MANIFEST_BYTES = 64 << 20
+_CHUNK_BYTES = 1 << 24
 
 
 class CallContext(Model):
@@ -27,19 +32,30 @@ class CallContext(Model):
     grad_enabled: bool
     inference_mode: bool
     autocast_dtype: str | None
-    training: bool | None
+    training: bool | None = None
+    settings: dict[str, JsonValue] = Field(
+        default={}, description="Backends, precision and threads by name, as `capture.context` reads and sets them."
+    )
 
 
 class CapturedCall(Model):
-    """One call of the stage: what went in, what came out, and what surrounded it."""
+    """One call of the stage: what went in, what came out, and what surrounded it.
+
+    What the call changed is kept as it was afterwards: `inputs_after` if it changed an input in place, `state_after`
+    for the parts of the state that it changed.
+    """
 
     index: int
+    run: int = Field(default=0, description="In which of the captured runs.")
     inputs: dict[str, Node]
     output: Node
     context: CallContext
     rng: dict[str, Node]
-    owner_state: dict[str, Node] = {}
+    owner_state: dict[str, Node] = Field(default={}, description="What differs from the first captured call's.")
     mutated: list[str] = []
+    inputs_after: dict[str, Node] = {}
+    state_after: dict[str, Node] = {}
+    side_effects: list[str] = []
     in_pipeline_ms: list[float] = []
 
 
@@ -55,29 +71,76 @@ class Manifest(Model):
     work_digest: str
     calls_per_run: int
     calls: list[CapturedCall]
-    num_storages: int
+    owner_state: dict[str, Node] = Field(default={}, description="The stage's state at the first captured call.")
+    storages: list[int] | None = Field(
+        default=None, description="For each storage the block that it begins as; None: each is a block of its own."
+    )
+    num_storages: int = Field(description="Blocks in the file of tensors.")
+    is_redacted: bool = False
+    load_average_1m: float | None = None
+    sm_clock_mhz: int | None = None
     num_bytes: dict[str, int] = {}
     sha256: dict[str, str]
 
+    def state_before(self, call: CapturedCall) -> dict[str, Node]:
+        """The stage's state when that call began."""
+        return {**self.owner_state, **call.owner_state}
 
-def write_capture(folder: Path, manifest: Manifest, storages: list[torch.Tensor]) -> int:
+
+def write_capture(folder: Path, manifest: Manifest, blocks: list[torch.Tensor]) -> int:
     """Write a capture; the manifest comes last, so that a folder with one is complete. Returns its bytes."""
-    from safetensors.torch import save_file
-
     folder.mkdir(parents=True, exist_ok=True)
     tensors = folder / TENSORS
-    save_file({f"storage.{index}": storage for index, storage in enumerate(storages)}, tensors)
-    flush_to_disk(tensors)
+    digest = _write_tensors(tensors, blocks)
     num_bytes = tensors.stat().st_size
     manifest = manifest.model_copy(
-        update={
-            "sha256": {TENSORS: sha256_of(tensors)},
-            "num_bytes": {TENSORS: num_bytes},
-            "num_storages": len(storages),
-        }
+        update={"sha256": {TENSORS: digest}, "num_bytes": {TENSORS: num_bytes}, "num_storages": len(blocks)}
     )
-    write_atomically(folder / MANIFEST, manifest.model_dump_json(indent=1))
+    data = {"schema_version": SCHEMA_VERSION, **manifest.model_dump(mode="json", exclude_defaults=True)}
+    text = json.dumps(data, indent=1)
+    if len(text) > _MAX_MANIFEST_BYTES:
+        raise CaptureError(f"The manifest would have {len(text) >> 20} MiB; at most {_MAX_MANIFEST_BYTES >> 20} fit.")
+    write_atomically(folder / MANIFEST, text)
     return num_bytes + (folder / MANIFEST).stat().st_size
+
+
+def _write_tensors(path: Path, blocks: list[torch.Tensor]) -> str:
+    """Write a safetensors file and return its SHA-256; summed while it is written, which the library cannot do."""
+    header: dict[str, dict[str, Any]] = {}
+    start = 0
+    for index, block in enumerate(blocks):
+        header[f"storage.{index}"] = {
+            "dtype": "U8",
+            "shape": [block.nbytes],
+            "data_offsets": [start, start + block.nbytes],
+        }
+        start += block.nbytes
+    text = json.dumps(header).encode()
+    # The format wants the numbers to begin at a multiple of eight bytes.
+    text += b" " * (-len(text) % 8)
+    chunks = [struct.pack("<Q", len(text)) + text]
+    for block in blocks:
+        view = memoryview(block.numpy())
+        chunks += [view[at : at + _CHUNK_BYTES] for at in range(0, len(view), _CHUNK_BYTES)]
+    digest = hashlib.sha256()
+
+    def add_up() -> None:
+        for chunk in chunks:
+            digest.update(chunk)
+
+    with ThreadPoolExecutor(1) as pool, path.open("wb", buffering=0) as file:
+        summed = pool.submit(add_up)
+        for chunk in chunks:
+            _write_all(file, chunk)
+        summed.result()
+    flush_to_disk(path)
+    return digest.hexdigest()
+
+
+def _write_all(file: FileIO, chunk: bytes | memoryview) -> None:
+    view = memoryview(chunk)
+    while view:
+        view = view[file.write(view) or 0 :]
 
 
 def read_manifest(folder: Path) -> Manifest:

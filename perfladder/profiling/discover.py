@@ -22,8 +22,6 @@ _MAX_OBJECTS: Final = 3
 _MAX_CONTAINERS: Final = 3
 # Methods of torch's own layers and containers (`_conv_forward`, `append`) are no entry points, and cost at each call.
 _TORCH_LAYERS: Final = "torch.nn.modules."
-# What a bare module has of its own: registries and flags, never parts of a pipeline.
-_MODULE_INTERNALS: Final = frozenset(vars(nn.Module()))
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,7 +172,7 @@ class _Walk:
             return managed is not None
         holds = [self.module(_join(path, name), child) for name, child in module._modules.items() if child is not None]
         for name, value in list(vars(module).items()):
-            if name not in _MODULE_INTERNALS and isinstance(value, (list, tuple, dict)):
+            if name not in _torch_private.MODULE_INTERNALS and isinstance(value, (list, tuple, dict)):
                 holds.append(self.container(_join(path, name), value, _MAX_CONTAINERS, objects=0))
         if any(holds):
             self.parts[id(module)] = Part(path, module, is_entered=True)

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-import random
+import shutil
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from perfladder.capture.compare import Encoded, compare_values
-from perfladder.capture.records import not_rebuildable, record_types
-from perfladder.capture.store import MANIFEST, TENSORS, CallContext, CapturedCall, Manifest, write_capture
-from perfladder.capture.values import Encoder, Node, leaves
-from perfladder.errors import RungError
-from perfladder.instrument import Observer, Site, instrument, resolve_site
+from perfladder.capture.decode import not_rebuildable
+from perfladder.capture.encode import Encoder
+from perfladder.capture.nodes import leaves_of
+from perfladder.capture.store import MANIFEST, TENSORS, CapturedCall, Manifest, write_capture
+from perfladder.capture.types import capture_types
+from perfladder.environment import take_snapshot
+from perfladder.errors import InputError, RungError
+from perfladder.instrument import Site, instrument, resolve_site
 from perfladder.models import Model, ResultWarning
 from perfladder.rungs.base import RungContext, RungResult
 from perfladder.rungs.stages import StagesResult, StageTimer
 from perfladder.target import LoadedTarget
 
+if TYPE_CHECKING:
+    from perfladder.capture.recorder import Recorder
+
+_MAX_BYTES = 4 << 30
+_DISK_SHARE = 4
 _NS_PER_MS = 1e6
 
 
@@ -28,8 +36,18 @@ class CaptureRequest(Model):
 
     stage: str
     folder: str
+    calls: Literal["default", "all"] | list[int] = Field(
+        default="default", description="Indices in a run; `default` is the first, a middle and the last one."
+    )
+    runs: int = Field(default=1, gt=0, description="How many runs are captured.")
     reference_runs: int = Field(default=5, gt=0, description="Runs that time the stage's calls, as the reference.")
-    max_bytes: int = Field(default=4 << 30, gt=0)
+    max_bytes: int | None = Field(
+        default=None, gt=0, description="Limit of the tensors' bytes; None: a quarter of the free disk, 4 GiB at most."
+    )
+    redact: bool = Field(default=False, description="Replace texts and numbers by meaningless ones of the same form.")
+    allow_side_effects: bool = Field(
+        default=False, description="Also where the stage writes files, starts processes or opens connections."
+    )
 
 
 class CaptureResult(RungResult):
@@ -39,59 +57,15 @@ class CaptureResult(RungResult):
     stage: str | None = None
     folder: str | None = None
     calls_per_run: int = 0
-    captured_calls: list[int] = []
+    captured_calls: list[int] = Field(default=[], description="Indices in their run, run after run.")
     input_signature: dict[str, str] = {}
     mutated_inputs: list[str] = []
+    changed_state: list[str] = Field(default=[], description="Parts of the stage's own state that its calls changed.")
     num_bytes: int = 0
+    max_bytes: int | None = Field(default=None, description="The limit that was in force.")
+    is_redacted: bool = False
+    side_effects: list[str] = Field(default=[], description="What the captured calls did to the outside.")
     not_stored: dict[str, str] = {}
-
-
-class _Recorder(Observer):
-    """Copies the inputs of the chosen calls before they run, and their outputs after."""
-
-    def __init__(self, loaded: LoadedTarget, chosen: set[int], max_bytes: int) -> None:
-        self.loaded = loaded
-        self.chosen = chosen
-        self.max_bytes = max_bytes
-        self.encoder = Encoder()
-        self.calls: list[CapturedCall] = []
-        self.num_seen = 0
-        self.num_over_budget = 0
-        self.streams_output = False
-
-    def enter(self, site: Site, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, dict[str, Any]] | None:
-        """Encode the inputs of a chosen call, with all that surrounds it."""
-        index, self.num_seen = self.num_seen, self.num_seen + 1
-        if index not in self.chosen:
-            return None
-        if sum(storage.nbytes for storage in self.encoder.storages) > self.max_bytes:
-            self.num_over_budget += 1
-            return None
-        return index, {
-            "values": (args, kwargs),
-            "inputs": self.encoder.encode({"args": args, "kwargs": kwargs}),
-            "context": _context(site.owner if _is_module(site.owner) else None),
-            "rng": self.encoder.encode(rng_states(self.loaded)),
-            "owner_state": {} if _is_module(site.owner) else self.encoder.encode(_plain_state(site)),
-        }
-
-    def leave(self, site: Site, token: tuple[int, dict[str, Any]] | None, result: Any) -> None:
-        """Encode what the call returned, and see which inputs it changed in place."""
-        if token is None:
-            return
-        index, draft = token
-        args, kwargs = draft.pop("values")
-        draft["mutated"] = self._mutated(draft["inputs"], args, kwargs)
-        self.calls.append(CapturedCall(index=index, output=self.encoder.encode({"output": result})["output"], **draft))
-
-    def enter_item(self, site: Site) -> None:
-        """A stage that streams its output cannot be replayed as one call."""
-        self.streams_output = True
-
-    def _mutated(self, inputs: dict[str, Node], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
-        encoder = Encoder()
-        after = Encoded(encoder.encode({"args": args, "kwargs": kwargs}), encoder.storages)
-        return sorted(compare_values(Encoded(inputs, self.encoder.storages), after))
 
 
 def run(context: RungContext, request: CaptureRequest | None = None) -> CaptureResult:
@@ -106,49 +80,100 @@ def run(context: RungContext, request: CaptureRequest | None = None) -> CaptureR
 
 
 def measure(loaded: LoadedTarget, request: CaptureRequest) -> CaptureResult:
-    """Time the stage's calls in a few runs, then save its first, a middle and its last call in one more.
+    """Time the stage's calls in a few runs, then save the chosen ones in one more, or in several.
 
     Raises:
-        InputError: The stage does not exist.
+        InputError: The stage, or a chosen call, does not exist.
+        RungError: The stage was not called.
         WorkloadError: The workload raised.
     """
-    site = resolve_site(loaded.obj, request.stage)
+    # This brings torch, which the ladder's own process does without.
+    from perfladder.capture.recorder import Recorder
+
+    site = resolve_site(loaded.obj, request.stage, field_name="stage")
+    result = CaptureResult(stage=request.stage, max_bytes=_limit_of(request), is_redacted=request.redact)
     reference_ms, unobservable = _reference_ms(loaded, site, request.reference_runs)
     if unobservable:
-        return CaptureResult(
-            status="not_applicable", stage=request.stage, reason=f"Stage {request.stage!r}: {unobservable}."
-        )
+        return _refused(result, f"Stage {request.stage!r}: {unobservable}.")
     num_calls = min(len(times) for times in reference_ms)
     if num_calls == 0:
         raise RungError(f"Stage {request.stage!r} was not called in a run of the workload, so nothing can be captured.")
-    chosen = sorted({0, num_calls // 2, num_calls - 1})
-    recorder = _Recorder(loaded, set(chosen), request.max_bytes)
-    loaded.prepare_run()
-    with instrument([site], recorder):
-        loaded.run()
-    recorder.calls.sort(key=lambda call: call.index)
-    result = CaptureResult(stage=request.stage, calls_per_run=num_calls, not_stored=recorder.encoder.unsupported)
-    if recorder.streams_output:
-        reason = f"Stage {request.stage!r} streams its output or is awaited, so no single call of it can be replayed."
-        return result.model_copy(update={"status": "not_applicable", "reason": reason})
-    types = record_types()
-    blocking = {path: why for call in recorder.calls for path, why in not_rebuildable(call.inputs, types).items()}
-    if not recorder.calls:
-        raise RungError(
-            f"Stage {request.stage!r} was called in earlier runs, but not in the one that was to be captured."
-        )
-    if blocking:
-        listed = "; ".join(f"{path}: {why}" for path, why in blocking.items())
-        reason = f"Stage {request.stage!r} cannot be replayed alone. {listed}."
-        return result.model_copy(update={"status": "not_applicable", "reason": reason})
+    chosen = choose_calls(request.calls, num_calls)
+    encoder = Encoder(max_bytes=result.max_bytes, redact=request.redact)
+    recorder = Recorder(loaded, lambda index: chosen is None or index in chosen, encoder, redact=request.redact)
+    for number in range(request.runs):
+        loaded.prepare_run()
+        recorder.begin_run(number)
+        with instrument([site], recorder):
+            loaded.run()
+    result = result.model_copy(update={"calls_per_run": num_calls, "not_stored": encoder.unsupported})
+    if reason := _not_replayable(request, recorder, result):
+        effects = list(dict.fromkeys(what for call in recorder.calls for what in call.side_effects))
+        return _refused(result.model_copy(update={"side_effects": effects}), reason)
     return _write(loaded, request, site, recorder, reference_ms, result)
+
+
+def choose_calls(wanted: Literal["default", "all"] | Sequence[int], num_calls: int) -> set[int] | None:
+    """Indices of the calls of a run to capture; None is all of them.
+
+    Raises:
+        InputError: There is no such call.
+    """
+    if wanted == "all":
+        return None
+    if wanted == "default":
+        return {0, num_calls // 2, num_calls - 1}
+    indices = [index + num_calls if index < 0 else index for index in wanted if isinstance(index, int)]
+    if bad := [index for index in indices if not 0 <= index < num_calls]:
+        raise InputError(f"calls: the stage is called {num_calls} times a run, so there is no call {bad[0]}.")
+    return set(indices)
+
+
+def _limit_of(request: CaptureRequest) -> int:
+    if request.max_bytes is not None:
+        return request.max_bytes
+    folder = Path(request.folder)
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    return int(min(_MAX_BYTES, shutil.disk_usage(there).free / _DISK_SHARE))
+
+
+def _refused(result: CaptureResult, reason: str) -> CaptureResult:
+    return result.model_copy(update={"status": "not_applicable", "reason": reason})
+
+
+def _not_replayable(request: CaptureRequest, recorder: Recorder, result: CaptureResult) -> str | None:
+    """Why the stage cannot be replayed alone, as far as its calls in the pipeline tell."""
+    stage = f"Stage {request.stage!r}"
+    if recorder.streams_output:
+        return f"{stage} streams its output or is awaited, so no single call of it can be replayed."
+    if not recorder.calls and recorder.num_over_budget:
+        return (
+            f"{stage}: one call alone needs more than the limit of {result.max_bytes} bytes. Allow more (max_bytes), "
+            "free disk space, or use a smaller shape."
+        )
+    if not recorder.calls:
+        raise RungError(f"{stage} was called in earlier runs, but not in the one that was to be captured.")
+    types = capture_types()
+    blocking = {path: why for call in recorder.calls for path, why in not_rebuildable(call.inputs, types).items()}
+    if blocking:
+        return f"{stage} cannot be replayed alone. {'; '.join(f'{path}: {why}' for path, why in blocking.items())}."
+    if recorder.changed_weights:
+        names = list(recorder.changed_weights)
+        return f"{stage} cannot be replayed alone: it changes its own weights ({', '.join(names[:3])}; {len(names)})."
+    effects = dict.fromkeys(what for call in recorder.calls for what in call.side_effects)
+    if effects and not request.allow_side_effects:
+        return (
+            f"{stage} is not replayed: each call {'; '.join(list(effects)[:5])}, and so would each repeat. "
+            "Allow it (allow_side_effects) if that does no harm."
+        )
+    return None
 
 
 def _write(
     loaded: LoadedTarget,
     request: CaptureRequest,
     site: Site,
-    recorder: _Recorder,
+    recorder: Recorder,
     reference_ms: list[list[float]],
     result: CaptureResult,
 ) -> CaptureResult:
@@ -158,8 +183,11 @@ def _write(
 
     calls = [
         call.model_copy(update={"in_pipeline_ms": [times[call.index] for times in reference_ms]})
-        for call in recorder.calls
+        for call in sorted(recorder.calls, key=lambda call: (call.run, call.index))
+        if all(call.index < len(times) for times in reference_ms)
     ]
+    first, calls = recorder.without_repeated_state(calls)
+    snapshot = take_snapshot()
     manifest = Manifest(
         perfladder_version=__version__,
         torch_version=torch.__version__,
@@ -169,15 +197,23 @@ def _write(
         work_digest=loaded.workload.fingerprints.work.digest,
         calls_per_run=result.calls_per_run,
         calls=calls,
+        owner_state=first,
+        storages=recorder.encoder.storages,
         num_storages=0,
+        is_redacted=request.redact,
+        load_average_1m=snapshot.load_average_1m,
+        sm_clock_mhz=next((device.sm_clock_mhz for device in snapshot.devices), None),
         sha256={},
     )
-    num_bytes = write_capture(Path(request.folder), manifest, recorder.encoder.storages)
+    num_bytes = write_capture(Path(request.folder), manifest, recorder.encoder.blocks)
     warnings = []
     if recorder.num_over_budget:
         count = recorder.num_over_budget
-        message = f"{count} chosen calls were not captured: the limit of {request.max_bytes} bytes was reached."
+        message = f"{count} chosen calls were not captured: the limit of {result.max_bytes} bytes was reached."
         warnings.append(ResultWarning(code="CAPTURE_BUDGET_REACHED", message=message))
+    if request.redact:
+        message = "Texts and numbers were replaced, so the replay's output cannot be compared with the pipeline's."
+        warnings.append(ResultWarning(code="CAPTURE_REDACTED", message=message))
     return result.model_copy(
         update={
             "folder": request.folder,
@@ -185,6 +221,8 @@ def _write(
             "captured_calls": [call.index for call in calls],
             "input_signature": _signature(calls[0]),
             "mutated_inputs": sorted({path for call in calls for path in call.mutated}),
+            "changed_state": sorted({path for call in calls for path in call.state_after}),
+            "side_effects": list(dict.fromkeys(what for call in calls for what in call.side_effects)),
             "num_bytes": num_bytes,
             "warnings": warnings,
         }
@@ -208,53 +246,13 @@ def _reference_ms(loaded: LoadedTarget, site: Site, num_runs: int) -> tuple[list
 
 
 def _signature(call: CapturedCall) -> dict[str, str]:
+    """Form of each input; a text is told by its length, since results go into reports and stores."""
     signature = {}
-    for root, node in call.inputs.items():
-        for path, leaf in leaves(node, root).items():
-            if leaf.tensor is not None:
-                signature[path] = f"{leaf.tensor.dtype} {leaf.tensor.size} on {leaf.tensor.device}"
-            elif leaf.kind == "plain":
-                signature[path] = repr(leaf.value)
+    for path, leaf in leaves_of(call.inputs).items():
+        if leaf.tensor is not None:
+            signature[path] = f"{leaf.tensor.dtype} {leaf.tensor.size} on {leaf.tensor.device}"
+        elif isinstance(leaf.value, str) and leaf.kind == "plain":
+            signature[path] = f"text of {len(leaf.value)} characters"
+        elif leaf.kind == "plain":
+            signature[path] = repr(leaf.value)
     return signature
-
-
-def _context(module: Any) -> CallContext:
-    import torch
-
-    autocast_device = next((d for d in ("cuda", "cpu") if torch.is_autocast_enabled(d)), None)
-    return CallContext(
-        grad_enabled=torch.is_grad_enabled(),
-        inference_mode=torch.is_inference_mode_enabled(),
-        autocast_dtype=str(torch.get_autocast_dtype(autocast_device)).removeprefix("torch.")
-        if autocast_device
-        else None,
-        training=module.training if module is not None else None,
-    )
-
-
-def rng_states(loaded: LoadedTarget) -> dict[str, Any]:
-    """The state of every generator that a stage may draw from without being handed it."""
-    import numpy as np
-    import torch
-
-    version, numbers, gauss = random.getstate()
-    name, keys, position, has_gauss, cached = np.random.get_state()
-    states: dict[str, Any] = {
-        "cpu": torch.get_rng_state(),
-        "python": [version, np.array(numbers, dtype=np.uint64), gauss],
-        "numpy": [name, keys, int(position), int(has_gauss), float(cached)],
-    }
-    if loaded.device.type != "cpu":
-        states["device"] = torch.get_device_module(loaded.device).get_rng_state(loaded.device)
-    return states
-
-
-def _is_module(owner: Any) -> bool:
-    from torch import nn
-
-    return isinstance(owner, nn.Module)
-
-
-def _plain_state(site: Site) -> dict[str, Any]:
-    """Attributes of a plain object, such as a scheduler's counters; methods of ours among them are left out."""
-    return {name: value for name, value in getattr(site.owner, "__dict__", {}).items() if not callable(value)}

@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
-import contextlib
-import random
-import time
-from collections.abc import Iterator
+import resource
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from pydantic import Field
 
-from perfladder.capture.compare import Encoded, compare_values
-from perfladder.capture.records import not_rebuildable, record_types
-from perfladder.capture.store import CapturedCall, Manifest, read_manifest, read_storages
-from perfladder.capture.values import Decoder, Encoder, Node, leaves
-from perfladder.errors import CaptureError, RungError
-from perfladder.instrument import Site, resolve_site
+from perfladder.capture.store import CapturedCall, Manifest
+from perfladder.environment import take_snapshot
+from perfladder.errors import RungError
 from perfladder.models import Model, ResultWarning
 from perfladder.rungs.base import RungContext, RungResult
 from perfladder.rungs.capture import CaptureResult
 from perfladder.stats import Interval, Samples, bootstrap_interval, ratio_of_medians
-from perfladder.target import LoadedTarget, user_code
+from perfladder.target import LoadedTarget
+from perfladder.timing.memory import peak_device_memory, reset_peak_memory
 
-_NS_PER_MS = 1e6
+if TYPE_CHECKING:
+    from perfladder.capture.compare import Difference
+    from perfladder.capture.evict import Evictor
+    from perfladder.capture.replay import Replay
+
 _WARMUP_REPEATS = 3
 TIMING_TOLERANCE = 0.05
 """A replay is faithful in time if its ratio to the pipeline is within 1 +- this, not if its interval is outside."""
+SHORT_CALL_MS = 5.0
+"""Calls shorter than this are timed with emptied caches too: in a pipeline other stages run between two of them."""
+_CLOCK_TOLERANCE = 0.03
 
 
 class HarnessRequest(Model):
@@ -35,10 +38,12 @@ class HarnessRequest(Model):
 
     folder: str
     repeats: int = Field(default=20, gt=0, description="Timed repeats of each captured call.")
+    path: str | None = Field(default=None, description="Where the stage is on the target; None: where it was captured.")
+    synthetic: bool = Field(default=False, description="Random numbers in place of the captured ones.")
 
 
 class Parity(Model):
-    """How far a replayed output is from the captured one."""
+    """How far what came of a replayed call is from what came of the captured one: output, inputs and state changed."""
 
     verdict: Literal["exact", "within_tolerance", "different"]
     max_abs_error: float = 0.0
@@ -50,10 +55,12 @@ class CallReplay(Model):
     """One captured call, replayed."""
 
     index: int
-    parity: Parity
+    run: int = 0
+    parity: Parity | None = Field(description="None where there is nothing real to compare with.")
     second_replay_differs: bool
     in_pipeline_ms: Samples
     replayed_ms: Samples
+    evicted_ms: Samples | None = Field(default=None, description="With the caches emptied before each repeat.")
 
 
 class HarnessResult(RungResult):
@@ -61,106 +68,22 @@ class HarnessResult(RungResult):
 
     rung: str = "harness"
     stage: str | None = None
+    data: Literal["captured", "redacted", "synthetic"] = "captured"
     signature: dict[str, str] = {}
     calls: list[CallReplay] = []
     parity: Literal["exact", "within_tolerance", "different"] | None = None
+    caches: Literal["warm", "evicted"] = Field(
+        default="warm", description="Which of the two timings comes nearer to the pipeline; the ratio is of that one."
+    )
     timing_ratio: float | None = Field(default=None, description="Replayed over in-pipeline time, medians.")
     timing_ratio_interval: Interval | None = None
+    warm_timing_ratio: float | None = None
+    evicted_timing_ratio: float | None = None
     is_timing_faithful: bool | None = Field(default=None, description="None where the interval cannot tell.")
     is_faithful: bool | None = Field(default=None, description="Same output and same duration; None if undecided.")
     unfaithful_because: list[str] = []
-
-
-class Replay:
-    """The stage of a capture on a loaded target: restores each call's inputs and state, and makes the call.
-
-    Raises:
-        CaptureError: The capture is damaged or holds what cannot be rebuilt.
-        InputError: The target has no such stage.
-    """
-
-    def __init__(self, loaded: LoadedTarget, folder: Path) -> None:
-        self.loaded = loaded
-        self.manifest: Manifest = read_manifest(folder)
-        self.site: Site = resolve_site(loaded.obj, self.manifest.stage)
-        if self.site.owner_type != self.manifest.owner_type:
-            raise CaptureError(
-                f"{folder} was captured from a {self.manifest.owner_type}, but {self.manifest.stage!r} is a "
-                f"{self.site.owner_type} here."
-            )
-        self.storages = read_storages(folder, self.manifest)
-        self._decoder = Decoder(self.storages, device=loaded.device, types=record_types())
-
-    def prepare(self, call: CapturedCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Rebuild the call's inputs in new memory and restore generators and state; not part of the timed time."""
-        values = self._decoder.decode(call.inputs)
-        self._restore_state(call)
-        _restore_rng(self._decoder.decode(call.rng), self.loaded)
-        self.loaded.synchronize()
-        return values["args"], values["kwargs"]
-
-    @contextlib.contextmanager
-    def settings(self, call: CapturedCall) -> Iterator[None]:
-        """The call's own grad mode, inference mode, autocast and train/eval flag."""
-        import torch
-
-        context, module = call.context, self.site.owner
-        was_training = getattr(module, "training", None)
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(user_code(f"Replaying {self.manifest.stage}"))
-            # In this order: entering inference_mode(False) would switch gradients on.
-            stack.enter_context(torch.inference_mode(context.inference_mode))
-            stack.enter_context(torch.set_grad_enabled(context.grad_enabled))
-            stack.enter_context(self.loaded.attention())
-            if context.autocast_dtype:
-                dtype = getattr(torch, context.autocast_dtype)
-                stack.enter_context(torch.autocast(self.loaded.device.type, dtype=dtype))
-            if context.training is not None and context.training != was_training:
-                module.train(context.training)
-                stack.callback(module.train, was_training)
-            yield
-
-    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call the stage."""
-        function = self.site.owner if self.site.is_module else getattr(self.site.owner, str(self.site.method))
-        return function(*args, **kwargs)
-
-    def replay(self, call: CapturedCall) -> Any:
-        """Restore and call once, untimed."""
-        args, kwargs = self.prepare(call)
-        with self.settings(call):
-            output = self.call(args, kwargs)
-            self.loaded.synchronize()
-        return output
-
-    def time_ms(self, call: CapturedCall, repeats: int) -> list[float]:
-        """Time repeats of one call, by device events where there is a device."""
-        samples = []
-        for _ in range(repeats):
-            args, kwargs = self.prepare(call)
-            with self.settings(call):
-                samples.append(self._time_once(args, kwargs))
-        return samples
-
-    def _time_once(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
-        if self.loaded.device.type == "cpu":
-            start = time.perf_counter_ns()
-            self.call(args, kwargs)
-            return (time.perf_counter_ns() - start) / _NS_PER_MS
-        import torch
-
-        begin, end = (torch.Event(self.loaded.device, enable_timing=True) for _ in range(2))
-        begin.record()
-        self.call(args, kwargs)
-        end.record()
-        self.loaded.synchronize()
-        return float(begin.elapsed_time(end))
-
-    def _restore_state(self, call: CapturedCall) -> None:
-        """Put a plain object's attributes back as they were; what could not be stored stays as it is here."""
-        restorable = {name: node for name, node in call.owner_state.items() if not not_rebuildable({name: node}, {})}
-        if restorable:
-            vars(self.site.owner).update(self._decoder.decode(restorable))
+    peak_device_allocated_bytes: int | None = Field(default=None, description="Weights of the stage included.")
+    peak_host_rss_bytes: int | None = Field(default=None, description="Of the whole replay process.")
 
 
 def run(context: RungContext, request: HarnessRequest | None = None) -> HarnessResult:
@@ -174,35 +97,49 @@ def run(context: RungContext, request: HarnessRequest | None = None) -> HarnessR
 
 
 def measure(loaded: LoadedTarget, request: HarnessRequest) -> HarnessResult:
-    """Replay each captured call: compare its output twice, then time it.
+    """Replay each captured call: compare what comes of it twice, then time it.
 
     Raises:
         CaptureError: The capture cannot be used.
         WorkloadError: The stage raised when it was replayed.
     """
-    replay = Replay(loaded, Path(request.folder))
-    if not replay.manifest.calls:
+    # These bring torch, which the ladder's own process does without.
+    from perfladder.capture.evict import Evictor
+    from perfladder.capture.replay import Replay
+
+    replay = Replay(loaded, Path(request.folder), path=request.path, is_synthetic=request.synthetic)
+    manifest = replay.manifest
+    if not manifest.calls:
         raise RungError(f"{request.folder} holds no call.")
-    calls = [_replay_call(replay, call, request.repeats) for call in replay.manifest.calls]
-    replayed = np.sum([call.replayed_ms.values for call in calls], axis=0)
-    in_pipeline = np.sum([call.in_pipeline_ms.values for call in calls], axis=0)
-    interval = bootstrap_interval(ratio_of_medians, replayed.tolist(), in_pipeline.tolist())
-    ratio = float(np.median(replayed) / np.median(in_pipeline))
-    is_timing_faithful = judge_timing(ratio, interval)
-    verdicts = [call.parity.verdict for call in calls]
-    parity = next(v for v in ("different", "within_tolerance", "exact") if v in verdicts)
-    reasons = _reasons(calls, ratio, is_timing_faithful)
+    is_short = float(np.mean([np.median(call.in_pipeline_ms) for call in manifest.calls])) < SHORT_CALL_MS
+    evictor = Evictor(loaded.device) if is_short else None
+    reset_peak_memory(loaded)
+    with replay:
+        calls = [_replay_call(replay, call, request.repeats, evictor) for call in manifest.calls]
+    allocated, _ = peak_device_memory(loaded)
+    if allocated is not None and evictor is not None:
+        allocated -= evictor.num_bytes
+    timing = _Timing.of(calls)
+    parity = _parity_of(calls)
+    reasons = [*_output_reasons(calls), *_timing_reasons(timing, manifest)]
+    is_real = not request.synthetic and not manifest.is_redacted
     return HarnessResult(
-        stage=replay.manifest.stage,
-        signature=_output_signature(replay.manifest),
+        stage=manifest.stage,
+        data="captured" if is_real else "synthetic" if request.synthetic else "redacted",
+        signature=_output_signature(manifest),
         calls=calls,
         parity=parity,
-        timing_ratio=ratio,
-        timing_ratio_interval=interval,
-        is_timing_faithful=is_timing_faithful,
-        is_faithful=False if reasons else is_timing_faithful,
+        caches=timing.caches,
+        timing_ratio=timing.ratio,
+        timing_ratio_interval=timing.interval,
+        warm_timing_ratio=timing.warm_ratio,
+        evicted_timing_ratio=timing.evicted_ratio,
+        is_timing_faithful=timing.is_faithful,
+        is_faithful=False if reasons else timing.is_faithful if is_real else None,
         unfaithful_because=reasons,
-        warnings=_version_warnings(replay.manifest),
+        peak_device_allocated_bytes=allocated,
+        peak_host_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        warnings=_warnings(manifest, loaded, is_real=is_real),
     )
 
 
@@ -214,25 +151,59 @@ def judge_timing(ratio: float, interval: Interval) -> bool | None:
     return False if is_outside else None
 
 
-def _replay_call(replay: Replay, call: CapturedCall, repeats: int) -> CallReplay:
-    first = compare(call.output, replay.replay(call), replay)
-    second = compare(call.output, replay.replay(call), replay)
+class _Timing(Model):
+    """How long the replays take against the pipeline's calls, with warm caches and with empty ones."""
+
+    caches: Literal["warm", "evicted"]
+    ratio: float
+    interval: Interval
+    warm_ratio: float
+    evicted_ratio: float | None
+    is_faithful: bool | None
+    in_pipeline_ms: float
+
+    @classmethod
+    def of(cls, calls: Sequence[CallReplay]) -> _Timing:
+        """Sum the calls, and take of both timings the one that is nearer to the pipeline's."""
+        in_pipeline = np.sum([call.in_pipeline_ms.values for call in calls], axis=0)
+        sides: dict[Literal["warm", "evicted"], list[float]] = {
+            "warm": np.sum([call.replayed_ms.values for call in calls], axis=0).tolist()
+        }
+        evicted = [call.evicted_ms.values for call in calls if call.evicted_ms is not None]
+        if len(evicted) == len(calls):
+            sides["evicted"] = np.sum(evicted, axis=0).tolist()
+        ratios = {name: float(np.median(side) / np.median(in_pipeline)) for name, side in sides.items()}
+        caches = min(ratios, key=lambda name: abs(ratios[name] - 1))
+        interval = bootstrap_interval(ratio_of_medians, sides[caches], in_pipeline.tolist())
+        return cls(
+            caches=caches,
+            ratio=ratios[caches],
+            interval=interval,
+            warm_ratio=ratios["warm"],
+            evicted_ratio=ratios.get("evicted"),
+            is_faithful=judge_timing(ratios[caches], interval),
+            in_pipeline_ms=float(np.median(in_pipeline)) / len(calls),
+        )
+
+
+def _replay_call(replay: Replay, call: CapturedCall, repeats: int, evictor: Evictor | None) -> CallReplay:
+    first = replay.differences(call, replay.replay(call))
+    second = replay.differences(call, replay.replay(call))
     replay.time_ms(call, _WARMUP_REPEATS)
+    is_real = not replay.is_synthetic and not replay.manifest.is_redacted
     return CallReplay(
         index=call.index,
-        parity=first,
+        run=call.run,
+        parity=parity_of(first) if is_real else None,
         second_replay_differs=second != first,
         in_pipeline_ms=Samples(launches=[call.in_pipeline_ms]),
         replayed_ms=Samples(launches=[replay.time_ms(call, repeats)]),
+        evicted_ms=Samples(launches=[replay.time_ms(call, repeats, evictor)]) if evictor else None,
     )
 
 
-def compare(captured: Node, output: Any, replay: Replay) -> Parity:
-    """Compare a replayed output with the captured one, leaf by leaf."""
-    encoder = Encoder()
-    replayed = Encoded(encoder.encode({"output": output}), encoder.storages)
-    expected = Encoded({"output": captured}, replay.storages)
-    differences = compare_values(expected, replayed, names=("in the pipeline", "in the replay"))
+def parity_of(differences: dict[str, Difference]) -> Parity:
+    """Judge the differences of one call."""
     is_accepted = all(difference.is_within_tolerance for difference in differences.values())
     return Parity(
         verdict="exact" if not differences else "within_tolerance" if is_accepted else "different",
@@ -242,49 +213,76 @@ def compare(captured: Node, output: Any, replay: Replay) -> Parity:
     )
 
 
-def _reasons(calls: list[CallReplay], ratio: float, is_timing_faithful: bool | None) -> list[str]:
+def _parity_of(calls: Sequence[CallReplay]) -> Literal["exact", "within_tolerance", "different"] | None:
+    """The worst of all calls."""
+    verdicts = [call.parity.verdict for call in calls if call.parity is not None]
+    order: tuple[Literal["different", "within_tolerance", "exact"], ...] = ("different", "within_tolerance", "exact")
+    return next((verdict for verdict in order if verdict in verdicts), None)
+
+
+def _output_reasons(calls: Sequence[CallReplay]) -> list[str]:
     reasons = []
-    different = [call for call in calls if call.parity.verdict == "different"]
-    if different:
+    differing = {c.index: c.parity.differing for c in calls if c.parity and c.parity.verdict == "different"}
+    if differing:
         where = "; ".join(
-            f"call {c.index}: {p} {why}" for c in different for p, why in list(c.parity.differing.items())[:3]
+            f"call {index}: {path} {why}" for index, found in differing.items() for path, why in list(found.items())[:3]
         )
         reasons.append(f"The replayed output differs from the pipeline's ({where}).")
     if any(call.second_replay_differs for call in calls):
         reasons.append(
             "A second replay gives another output than the first: the stage keeps state that was not captured."
         )
-    if is_timing_faithful is False:
-        change = "faster" if ratio < 1 else "slower"
-        reasons.append(
-            f"Alone it is {abs(1 - ratio):.0%} {change} than in the pipeline: caches, allocator state or clocks differ "
-            "there."
-        )
     return reasons
 
 
+def _timing_reasons(timing: _Timing, manifest: Manifest) -> list[str]:
+    """Why the duration is another one, as far as it can be told."""
+    if timing.is_faithful is not False:
+        return []
+    change = (
+        f"Alone it is {abs(1 - timing.ratio):.0%} {'faster' if timing.ratio < 1 else 'slower'} than in the pipeline"
+    )
+    if timing.evicted_ratio is not None:
+        ratios = (
+            f"{timing.warm_ratio:.2f} times with warm caches and {timing.evicted_ratio:.2f} times with emptied ones"
+        )
+        return [f"{change}: a call takes {timing.in_pipeline_ms:.2f} ms there, so caches decide ({ratios})."]
+    snapshot = take_snapshot()
+    clock = next((device.sm_clock_mhz for device in snapshot.devices), None)
+    causes = []
+    if clock and manifest.sm_clock_mhz and abs(clock / manifest.sm_clock_mhz - 1) > _CLOCK_TOLERANCE:
+        causes.append(f"the device's clock is {clock} MHz now and was {manifest.sm_clock_mhz} MHz")
+    if manifest.load_average_1m is not None and abs(snapshot.load_average_1m - manifest.load_average_1m) > 1:
+        causes.append(
+            f"the machine's load is {snapshot.load_average_1m:.1f} now and was {manifest.load_average_1m:.1f}"
+        )
+    causes.append("the allocator's state, or what runs beside the stage there, may differ too")
+    return [f"{change}: {'; '.join(causes)}."]
+
+
 def _output_signature(manifest: Manifest) -> dict[str, str]:
+    from perfladder.capture.nodes import leaves
+
     return {
         path: f"{leaf.tensor.dtype} {leaf.tensor.size}" if leaf.tensor else leaf.kind
         for path, leaf in leaves(manifest.calls[0].output, "output").items()
     }
 
 
-def _version_warnings(manifest: Manifest) -> list[ResultWarning]:
+def _warnings(manifest: Manifest, loaded: LoadedTarget, *, is_real: bool) -> list[ResultWarning]:
     import torch
 
-    if manifest.torch_version == torch.__version__:
-        return []
-    message = f"Captured with torch {manifest.torch_version}, replayed with {torch.__version__}."
-    return [ResultWarning(code="TORCH_VERSION_DIFFERS", message=message)]
-
-
-def _restore_rng(states: dict[str, Any], loaded: LoadedTarget) -> None:
-    import torch
-
-    torch.set_rng_state(states["cpu"])
-    version, numbers, gauss = states["python"]
-    random.setstate((version, tuple(numbers.tolist()), gauss))
-    np.random.set_state(tuple(states["numpy"]))
-    if "device" in states and loaded.device.type != "cpu":
-        torch.get_device_module(loaded.device).set_rng_state(states["device"], loaded.device)
+    found = []
+    if manifest.torch_version != torch.__version__:
+        message = f"Captured with torch {manifest.torch_version}, replayed with {torch.__version__}."
+        found.append(ResultWarning(code="TORCH_VERSION_DIFFERS", message=message))
+    if manifest.device.partition(":")[0] != loaded.device.type:
+        message = f"Captured on {manifest.device}, replayed on {loaded.device}: durations do not compare."
+        found.append(ResultWarning(code="REPLAY_DEVICE_DIFFERS", message=message))
+    if manifest.work_digest != loaded.workload.fingerprints.work.digest:
+        message = "The capture was made with another workload or target than the one given now."
+        found.append(ResultWarning(code="REPLAY_WORK_DIFFERS", message=message))
+    if not is_real:
+        message = "The data are not the pipeline's: its output cannot be compared, and data-dependent time may differ."
+        found.append(ResultWarning(code="REPLAY_NOT_REAL_DATA", message=message))
+    return found

@@ -12,7 +12,7 @@ from perfladder.models import Model
 from perfladder.profiling.warnings import instrumentation_warnings, trace_warnings
 from perfladder.rungs.base import RungContext, RungResult
 from perfladder.rungs.capture import CaptureResult
-from perfladder.rungs.harness import HarnessResult, Replay
+from perfladder.rungs.harness import HarnessResult
 from perfladder.rungs.regions import busy_ms
 from perfladder.target import LoadedTarget
 from perfladder.trace.attribution import attribute
@@ -88,6 +88,7 @@ def measure(loaded: LoadedTarget, request: KernelsRequest) -> KernelsResult:
         RungError: The profiler gave nothing, or another one was active.
         WorkloadError: The stage raised.
     """
+    from perfladder.capture.replay import Replay
     from perfladder.profiling.observers import Annotator
     from perfladder.trace.record import record_window, span
 
@@ -98,7 +99,7 @@ def measure(loaded: LoadedTarget, request: KernelsRequest) -> KernelsResult:
     sites = module_sites(site.owner, owner_path) if hasattr(site.owner, "named_modules") else []
     if not site.is_module:
         sites = [*(s for s in sites if s.owner is not site.owner), site]
-    with record_window(path, activities=loaded.activities) as window:
+    with replay, record_window(path, activities=loaded.activities) as window:
         # One replay inside the profiler, before anything is annotated, absorbs its first-use costs.
         with span(WARMUP_KIND, "0"):
             replay.replay(call)

@@ -8,6 +8,7 @@ import torch
 
 import perfladder.capture
 from perfladder.capture import store
+from perfladder.capture.encode import Encoder
 from perfladder.capture.store import (
     MANIFEST,
     TENSORS,
@@ -18,7 +19,6 @@ from perfladder.capture.store import (
     read_storages,
     write_capture,
 )
-from perfladder.capture.values import Encoder
 from perfladder.errors import CaptureError
 from perfladder.models import SCHEMA_VERSION
 
@@ -43,10 +43,11 @@ def folder(tmp_path):
         work_digest="0" * 16,
         calls_per_run=1,
         calls=[call],
+        storages=encoder.storages,
         num_storages=0,
         sha256={},
     )
-    num_bytes = write_capture(tmp_path / "capture", manifest, encoder.storages)
+    num_bytes = write_capture(tmp_path / "capture", manifest, encoder.blocks)
     assert num_bytes == sum(path.stat().st_size for path in (tmp_path / "capture").iterdir())
     return tmp_path / "capture"
 

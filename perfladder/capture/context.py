@@ -1,0 +1,129 @@
+"""What surrounds a call: torch's modes and settings, and the state of every random generator."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from pydantic import JsonValue
+
+from perfladder.capture.nodes import Node
+from perfladder.capture.store import CallContext
+from perfladder.target import LoadedTarget
+
+if TYPE_CHECKING:
+    from perfladder.capture.decode import Decoder
+
+Setting = tuple[Callable[[], Any], Callable[[Any], Any]]
+
+
+def _settings() -> dict[str, Setting]:
+    """How to read and how to set what changes which kernels run, by torch's own name for it."""
+    import torch
+
+    cuda, cudnn, matmul = torch.backends.cuda, torch.backends.cudnn, torch.backends.cuda.matmul
+
+    def attribute(owner: Any, name: str) -> Setting:
+        return lambda: getattr(owner, name), lambda value: setattr(owner, name, value)
+
+    return {
+        "cuda.flash_sdp": (cuda.flash_sdp_enabled, cuda.enable_flash_sdp),
+        "cuda.mem_efficient_sdp": (cuda.mem_efficient_sdp_enabled, cuda.enable_mem_efficient_sdp),
+        "cuda.math_sdp": (cuda.math_sdp_enabled, cuda.enable_math_sdp),
+        "cuda.cudnn_sdp": (cuda.cudnn_sdp_enabled, cuda.enable_cudnn_sdp),
+        "cudnn.enabled": attribute(cudnn, "enabled"),
+        "cudnn.benchmark": attribute(cudnn, "benchmark"),
+        "cudnn.deterministic": attribute(cudnn, "deterministic"),
+        "cudnn.allow_tf32": attribute(cudnn, "allow_tf32"),
+        "float32_matmul_precision": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+        "cuda.matmul.allow_fp16_reduced_precision_reduction": attribute(
+            matmul, "allow_fp16_reduced_precision_reduction"
+        ),
+        "cuda.matmul.allow_bf16_reduced_precision_reduction": attribute(
+            matmul, "allow_bf16_reduced_precision_reduction"
+        ),
+        "deterministic_algorithms": (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
+        "num_threads": (torch.get_num_threads, torch.set_num_threads),
+    }
+
+
+def read_context(module: Any) -> CallContext:
+    """The modes and settings in force on this thread now."""
+    import torch
+
+    autocast_device = next((d for d in ("cuda", "cpu") if torch.is_autocast_enabled(d)), None)
+    return CallContext(
+        grad_enabled=torch.is_grad_enabled(),
+        inference_mode=torch.is_inference_mode_enabled(),
+        autocast_dtype=str(torch.get_autocast_dtype(autocast_device)).removeprefix("torch.")
+        if autocast_device
+        else None,
+        training=module.training if module is not None else None,
+        settings=_read_settings(),
+    )
+
+
+def _read_settings() -> dict[str, JsonValue]:
+    found: dict[str, JsonValue] = {}
+    for name, (read, _) in _settings().items():
+        # torch refuses to tell a setting of the old kind once one of the new kind has been made.
+        with contextlib.suppress(RuntimeError):
+            value = read()
+            found[name] = value if isinstance(value, (bool, int, str)) else str(value)
+    return found
+
+
+@contextlib.contextmanager
+def context_restored(context: CallContext, loaded: LoadedTarget) -> Iterator[None]:
+    """The modes and settings of a captured call are in force inside the block, and the present ones after it."""
+    import torch
+
+    with contextlib.ExitStack() as stack:
+        # In this order: entering inference_mode(False) would switch gradients on.
+        stack.enter_context(torch.inference_mode(context.inference_mode))
+        stack.enter_context(torch.set_grad_enabled(context.grad_enabled))
+        stack.enter_context(loaded.attention())
+        if context.autocast_dtype:
+            dtype = getattr(torch, context.autocast_dtype)
+            stack.enter_context(torch.autocast(loaded.device.type, dtype=dtype))
+        now = _read_settings()
+        table = _settings()
+        for name, value in context.settings.items():
+            if name in table and name in now and now[name] != value:
+                write = table[name][1]
+                write(value)
+                stack.callback(write, now[name])
+        yield
+
+
+def rng_states(loaded: LoadedTarget) -> dict[str, Any]:
+    """The state of every generator that a stage may draw from without being handed it."""
+    import numpy as np
+    import torch
+
+    version, numbers, gauss = random.getstate()
+    name, keys, position, has_gauss, cached = np.random.get_state()
+    states: dict[str, Any] = {
+        "cpu": torch.get_rng_state(),
+        "python": [version, np.array(numbers, dtype=np.uint64), gauss],
+        "numpy": [name, keys, int(position), int(has_gauss), float(cached)],
+    }
+    if loaded.device.type != "cpu":
+        states["device"] = torch.get_device_module(loaded.device).get_rng_state(loaded.device)
+    return states
+
+
+def restore_rng(nodes: Mapping[str, Node], decoder: Decoder, loaded: LoadedTarget) -> None:
+    """Put every generator where it was."""
+    import numpy as np
+    import torch
+
+    states = decoder.decode(nodes)
+    torch.set_rng_state(states["cpu"])
+    version, numbers, gauss = states["python"]
+    random.setstate((version, tuple(numbers.tolist()), gauss))
+    np.random.set_state(tuple(states["numpy"]))
+    if "device" in states and loaded.device.type != "cpu":
+        torch.get_device_module(loaded.device).set_rng_state(states["device"], loaded.device)

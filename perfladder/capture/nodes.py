@@ -1,0 +1,101 @@
+"""The JSON form of captured values: nodes that point into raw storages.
+
+A tensor is (storage, offset, size, stride), so that any dtype, expanded and channels-last layouts, and tensors that
+share memory come back as they were. What cannot be stored becomes an `unsupported` node that names its path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from pydantic import JsonValue
+
+from perfladder.models import Model
+
+MAX_DEPTH = 32
+PLAIN = (bool, int, float, str, type(None))
+
+
+class Node(Model):
+    """One value. `kind` says which of the other fields are filled."""
+
+    kind: Literal[
+        "plain",
+        "float",
+        "complex",
+        "bytes",
+        "tensor",
+        "list",
+        "tuple",
+        "set",
+        "frozenset",
+        "slice",
+        "range",
+        "ellipsis",
+        "dict",
+        "record",
+        "object",
+        "class",
+        "generator",
+        "torch",
+        "array",
+        "same",
+        "unsupported",
+    ]
+    value: JsonValue = None
+    items: list[Node] | None = None
+    keys: list[JsonValue] | None = None
+    type_name: str | None = None
+    tensor: TensorNode | None = None
+    reason: str | None = None
+    label: int | None = None
+    """Number by which a later `same` node refers to this very object."""
+
+
+class TensorNode(Model):
+    """Where a tensor lies in its storage; offsets, sizes and strides in elements."""
+
+    storage: int
+    offset: int
+    size: list[int]
+    stride: list[int]
+    dtype: str
+    device: str
+    requires_grad: bool = False
+
+
+def leaves(node: Node, path: str = "") -> dict[str, Node]:
+    """Every leaf below a node, by its path."""
+    if node.items is None or node.kind in ("generator", "array"):
+        return {path: node}
+    found: dict[str, Node] = {}
+    for key, item in zip(node.keys or range(len(node.items)), node.items, strict=True):
+        for name, leaf in leaves(item, f"{path}.{key}" if path else str(key)).items():
+            # Keys such as 1 and "1" read the same in a path.
+            while name in found:
+                name += "'"
+            found[name] = leaf
+    return found
+
+
+def leaves_of(nodes: Mapping[str, Node]) -> dict[str, Node]:
+    """Every leaf of every root, by its path."""
+    return {path: leaf for root, node in nodes.items() for path, leaf in leaves(node, root).items()}
+
+
+def is_linked(node: Node) -> bool:
+    """Whether a node refers to an object that another one holds, or is referred to."""
+    return node.kind == "same" or node.label is not None or any(map(is_linked, node.items or []))
+
+
+def reach(size: list[int], stride: list[int]) -> int:
+    """Elements from a tensor's first to its last one."""
+    return sum((length - 1) * step for length, step in zip(size, stride, strict=True))
+
+
+def torch_constants() -> tuple[type, ...]:
+    """Types of torch whose values have a name and no memory."""
+    import torch
+
+    return torch.dtype, torch.device, torch.layout, torch.memory_format

@@ -1,0 +1,208 @@
+"""Make the calls of a capture again, on a stage that somebody has loaded: same inputs, state, generators, settings."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from perfladder.capture.compare import Difference, Encoded, compare_values
+from perfladder.capture.context import context_restored, restore_rng
+from perfladder.capture.decode import Decoder, not_rebuildable
+from perfladder.capture.encode import Encoder
+from perfladder.capture.nodes import Node, is_linked
+from perfladder.capture.state import read_state, write_state
+from perfladder.capture.store import CapturedCall, Manifest, read_manifest, read_storages
+from perfladder.capture.synthetic import random_blocks
+from perfladder.capture.types import capture_types
+from perfladder.errors import CaptureError
+from perfladder.instrument import Site, resolve_site
+from perfladder.target import LoadedTarget, user_code
+
+if TYPE_CHECKING:
+    from perfladder.capture.evict import Evictor
+
+_NS_PER_MS = 1e6
+_STATE = "state."
+
+
+@dataclass
+class Made:
+    """A call that was made again: what went in, as it is now, and what came out."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    output: Any
+
+
+class Replay:
+    """The stage of a capture on a loaded target: restores each call's inputs and state, and makes the call.
+
+    Args:
+        loaded: The target, or the stage alone.
+        folder: The capture.
+        path: Where on the target the stage is; by default where it was captured.
+        is_synthetic: Random numbers in place of the captured ones.
+
+    Raises:
+        CaptureError: The capture is damaged or holds what cannot be rebuilt.
+        InputError: The target has no such stage.
+    """
+
+    def __init__(
+        self, loaded: LoadedTarget, folder: Path, *, path: str | None = None, is_synthetic: bool = False
+    ) -> None:
+        self.loaded = loaded
+        self.manifest: Manifest = read_manifest(folder)
+        self.is_synthetic = is_synthetic
+        where = self.manifest.stage if path is None else path
+        self.site: Site = resolve_site(loaded.obj, where, field_name="stage")
+        if self.site.owner_type != self.manifest.owner_type:
+            raise CaptureError(
+                f"{folder} was captured from a {self.manifest.owner_type}, but {where or 'the target'!r} is a "
+                f"{self.site.owner_type} here."
+            )
+        self.blocks = read_storages(folder, self.manifest)
+        self._types = capture_types()
+        blocks = random_blocks(self.manifest, self.blocks) if is_synthetic else self.blocks
+        self._decoder = Decoder(blocks, self.manifest.storages, device=loaded.device, types=self._types)
+        self._exact = Decoder(self.blocks, self.manifest.storages, device=loaded.device, types=self._types)
+        self._moving: set[str] | None = None
+        self._original: Encoded | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Put the stage's state back as it was before the first replay."""
+        if self._original is not None:
+            nodes, moving = self._original.nodes, self._moving or ()
+            kept = {name: node for name, node in nodes.items() if name in moving or is_linked(node)}
+            kept = {name: node for name, node in kept.items() if not not_rebuildable({name: node}, self._types)}
+            write_state(self.site, Decoder(self._original.blocks, self._original.storages).decode(kept))
+
+    def prepare(self, call: CapturedCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Rebuild the call's inputs in new memory and restore state and generators; not part of the timed time."""
+        state = self._restorable(call)
+        if self._moving is None:
+            self._keep_original()
+            self._moving = self._differing(state)
+        # What shares an object with another part, or with an input, is rebuilt together with it.
+        wanted = {_STATE + name: node for name, node in state.items() if name in self._moving or is_linked(node)}
+        values = self._decoder.decode({**call.inputs, **wanted})
+        write_state(self.site, {name.removeprefix(_STATE): values[name] for name in wanted})
+        restore_rng(call.rng, self._exact, self.loaded)
+        self.loaded.synchronize()
+        return values["args"], values["kwargs"]
+
+    @contextlib.contextmanager
+    def settings(self, call: CapturedCall) -> Iterator[None]:
+        """The call's own modes, settings and train/eval flag."""
+        module = self.site.owner
+        was_training = getattr(module, "training", None)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(user_code(f"Replaying {self.manifest.stage}"))
+            stack.enter_context(context_restored(call.context, self.loaded))
+            # A capture without the flags of each module inside has that of the whole.
+            wanted = call.context.training
+            if wanted is not None and wanted != was_training and "training" not in self.manifest.state_before(call):
+                module.train(wanted)
+                stack.callback(module.train, was_training)
+            yield
+
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the stage."""
+        function = self.site.owner if self.site.is_module else getattr(self.site.owner, str(self.site.method))
+        return function(*args, **kwargs)
+
+    def replay(self, call: CapturedCall) -> Made:
+        """Restore and call once, untimed."""
+        args, kwargs = self.prepare(call)
+        with self.settings(call):
+            output = self.call(args, kwargs)
+            self.loaded.synchronize()
+        return Made(args, kwargs, output)
+
+    def differences(self, call: CapturedCall, made: Made) -> dict[str, Difference]:
+        """How what came of a replayed call differs from what came of it in the pipeline, by path.
+
+        Compared are the output, the inputs that the call changed, and the state that it changed.
+        """
+        # Only what was captured is compared; what changes besides is restored from now on.
+        state = read_state(self.site)
+        self._note_moving(call, state)
+        expected = {"output": call.output, **call.inputs_after}
+        expected |= {_STATE + name: node for name, node in call.state_after.items()}
+        values = {"output": made.output, "args": made.args, "kwargs": made.kwargs}
+        values |= {_STATE + name: state.get(name) for name in call.state_after}
+        found = {name: value for name, value in values.items() if name in expected}
+        return compare_values(
+            Encoded(expected, self.blocks, self._storages),
+            Encoded.of(found),
+            names=("in the pipeline", "in the replay"),
+        )
+
+    def time_ms(self, call: CapturedCall, repeats: int, evictor: Evictor | None = None) -> list[float]:
+        """Time repeats of one call, by device events where there is a device.
+
+        Args:
+            call: Which one.
+            repeats: How often.
+            evictor: Empties the caches before each of them.
+        """
+        samples = []
+        for _ in range(repeats):
+            args, kwargs = self.prepare(call)
+            if evictor is not None:
+                evictor.evict()
+                self.loaded.synchronize()
+            with self.settings(call):
+                samples.append(self._time_once(args, kwargs))
+        return samples
+
+    def _time_once(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
+        if self.loaded.device.type == "cpu":
+            start = time.perf_counter_ns()
+            self.call(args, kwargs)
+            return (time.perf_counter_ns() - start) / _NS_PER_MS
+        import torch
+
+        begin, end = (torch.Event(self.loaded.device, enable_timing=True) for _ in range(2))
+        begin.record()
+        self.call(args, kwargs)
+        end.record()
+        self.loaded.synchronize()
+        return float(begin.elapsed_time(end))
+
+    @property
+    def _storages(self) -> list[int]:
+        return list(range(len(self.blocks))) if self.manifest.storages is None else self.manifest.storages
+
+    def _keep_original(self) -> None:
+        encoder = Encoder(self._types)
+        nodes = encoder.encode(read_state(self.site), identity=True)
+        self._original = Encoded(nodes, encoder.blocks, encoder.storages)
+
+    def _restorable(self, call: CapturedCall) -> dict[str, Node]:
+        """The state that could be stored; what could not stays as it is here."""
+        state = self.manifest.state_before(call)
+        return {name: node for name, node in state.items() if not not_rebuildable({name: node}, self._types)}
+
+    def _differing(self, nodes: dict[str, Node]) -> set[str]:
+        """Parts of the stage's state that are not as these nodes have them."""
+        state = read_state(self.site)
+        here = {name: state[name] for name in nodes if name in state}
+        encoder = Encoder(self._types)
+        expected = Encoded(nodes, self.blocks, self._storages)
+        differences = compare_values(expected, Encoded(encoder.encode(here), encoder.blocks, encoder.storages))
+        roots = sorted(nodes, key=len, reverse=True)
+        return {next(root for root in roots if path == root or path.startswith(f"{root}.")) for path in differences}
+
+    def _note_moving(self, call: CapturedCall, state: dict[str, Any]) -> None:
+        """Remember what a call has changed, so that it is put back before the next one."""
+        assert self._moving is not None
+        self._moving |= set(call.state_after) & set(state)
+        self._moving |= self._differing(self._restorable(call))
