@@ -1,4 +1,4 @@
-"""Which device work the end of a run waits for: work after which the device ran dry until the host's next launch is not.
+"""Which device work the end of a run waits for: not that after which the device ran dry until the host's next launch.
 
 A device works in stretches without a gap. How a stretch ends tells whether it would have helped to end sooner:
 
@@ -51,7 +51,7 @@ def find_critical(table: KernelTable, parts: HostParts) -> BoolArray:
 
 
 def _first_launches(stretch: IntArray, start: IntArray, launch_ns: IntArray, size: int) -> IntArray:
-    """Return, for each stretch, when the first work of the next one was launched; an unknown launch explains nothing."""
+    """Return, for each stretch, when the first work of the next one was launched; -1 if that is unknown."""
     order = np.lexsort((start, stretch))
     first = order[np.searchsorted(stretch[order], np.arange(size), side="left")]
     return np.append(launch_ns[first][1:], _LATER)
@@ -74,8 +74,8 @@ class Boundness(Row):
         statement: The verdict in words.
         plain_busy_frac: Device work over the duration of plain runs; None where no plain run was timed.
         profiled_busy_frac: The same within the profiled window, whose host is slower.
-        waiting_for_launch_frac: Part of that window in which the device was idle, the host had not begun the next launch
-            and was not waiting itself.
+        waiting_for_launch_frac: Part of that window in which the device was idle, the host had not begun the next
+            launch and was not waiting itself.
         in_synchronization_frac: Part of that window in which the device was idle while the host waited for it.
         critical_frac: Part of the device time that the end of the runs waits for.
         queued_frac: Part of the kernels that were launched while earlier work was unfinished.
@@ -117,7 +117,9 @@ def judge_boundness(
     known = depth >= 0
     return Boundness(
         verdict=verdict,
-        statement=_statement(verdict, busy, idle.waiting_for_launch_us / window_us, is_plain=plain_busy_frac is not None),
+        statement=_statement(
+            verdict, busy, idle.waiting_for_launch_us / window_us, is_plain=plain_busy_frac is not None
+        ),
         plain_busy_frac=plain_busy_frac,
         profiled_busy_frac=profiled,
         waiting_for_launch_frac=idle.waiting_for_launch_us / window_us,

@@ -1,4 +1,4 @@
-"""The one table of kernel families: what a kernel does, by its name, with the operator that launched it as second evidence.
+"""The one table of kernel families: what a kernel does, by its name and, as second evidence, by its operator.
 
 The first rule that fits decides. Names are those that CUPTI, roctracer and torch write; tests read them from recorded
 windows. A name that no rule knows belongs to its operator's family, and to `other` if that is unknown too.
@@ -9,14 +9,16 @@ from __future__ import annotations
 import re
 from enum import StrEnum
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from perfladder.trace.kernels import KernelTable
 from perfladder.trace.model import Category, IntArray
 from perfladder.trace.runtime_calls import is_communication
 from perfladder.trace.sums import number_combinations
+
+if TYPE_CHECKING:
+    from perfladder.trace.kernels import KernelTable
 
 
 class Family(StrEnum):

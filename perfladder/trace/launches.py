@@ -1,4 +1,4 @@
-"""How each kernel came to run: its launching call, the gap before it on its stream, and how much was queued before it."""
+"""How each kernel came to run: its launching call, the gap before it on its stream, and what was queued before it."""
 
 from __future__ import annotations
 
