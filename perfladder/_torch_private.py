@@ -178,6 +178,11 @@ class _Dispatch(TorchDispatchMode):
         super().__init__()
         self._see, self._keep = see, keep
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Not to be wrapped for the compiler: that imports it, which takes two seconds."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if getattr(func, "overloadpacket", None) not in self._keep and hasattr(func, "decompose"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, TypeVar
 
 import numpy as np
@@ -64,7 +65,8 @@ class KernelEvidence:
         roofline: Achieved against peak, by operator and region.
         work_known_share: Part of the kernel time whose operator calls were counted.
         flops_known_share: Part of it for which there is a formula.
-        ranking: By possible win.
+        ranking: Operators in their regions by possible win.
+        operator_ranking: The same over all regions.
     """
 
     kernels: list[KernelSummary]
@@ -76,6 +78,7 @@ class KernelEvidence:
     work_known_share: float
     flops_known_share: float
     ranking: list[RankedGroup]
+    operator_ranking: list[RankedGroup]
 
 
 def collect_evidence(
@@ -112,7 +115,8 @@ def collect_evidence(
     match = match_work(table, attribution, calls)
     roofline = build_roofline(table, match, peaks)
     calls_us = unprofiled_ms * _US_PER_MS * repeats if unprofiled_ms else None
-    ranking = rank_groups(table, match, roofline, critical, calls_us=calls_us, stage_share=stage_share)
+    rank = partial(rank_groups, table, match, roofline, critical, calls_us=calls_us, stage_share=stage_share)
+    ranking = rank()
     # What stands outside every region and operator is the replay's own wait at the end of each call.
     sites = list_synchronizations(parts, attribution.run >= 0)
     own = [site for site in sites if site.region_id is not None or site.operator != NO_OPERATOR]
@@ -126,4 +130,5 @@ def collect_evidence(
         work_known_share=roofline.known_share,
         flops_known_share=roofline.flops_share,
         ranking=[per_call(group, repeats) for group in ranking.groups],
+        operator_ranking=[per_call(group, repeats) for group in rank(by_region=False).groups],
     )

@@ -120,6 +120,7 @@ class KernelTableView(Model):
     work_known_share: float | None
     flops_known_share: float | None
     ranking: list[RankedGroup]
+    operator_ranking: list[RankedGroup]
     win_model: str
     overlap: Overlap | None = Field(default=None, description="Communication beside compute.")
 

@@ -87,7 +87,10 @@ class KernelsResult(RungResult):
     flops: int | None = Field(default=None, description="Of the whole call, by formulas on shapes.")
     work_known_share: float | None = Field(default=None, description="Of the kernel time, whose work was counted.")
     flops_known_share: float | None = Field(default=None, description="Of the kernel time, for which a formula exists.")
-    ranking: list[RankedGroup] = Field(default=[], description="By possible win, the largest first.")
+    ranking: list[RankedGroup] = Field(
+        default=[], description="By operator and region, the largest possible win first."
+    )
+    operator_ranking: list[RankedGroup] = Field(default=[], description="The same by operator, over all regions.")
     win_model: str = MODEL
     timeline: Timeline | None = None
 
@@ -179,6 +182,7 @@ def measure(loaded: LoadedTarget, request: KernelsRequest) -> KernelsResult:
         work_known_share=evidence.work_known_share,
         flops_known_share=evidence.flops_known_share,
         ranking=evidence.ranking[:_MAX_ROWS],
+        operator_ranking=evidence.operator_ranking[:_MAX_ROWS],
         timeline=timeline,
         artifacts={"trace": path.name},
         warnings=[

@@ -29,10 +29,10 @@ MODEL: Final = (
 
 
 class RankedGroup(Row):
-    """All kernels of one operator in one region, with what they could win; times are sums over the table's runs.
+    """All kernels of one operator, in one region or in all of them, with what they could win; times are over all runs.
 
     Attributes:
-        region_id: Region; None outside every region.
+        region_id: Region; None outside every region, and where regions are taken together.
         operator: The counted operator, else the outermost one inside the region, else the kernel's name.
         family: Of the kernels that take most of its time.
         count: Number of kernels.
@@ -76,6 +76,7 @@ def rank_groups(
     *,
     calls_us: float | None = None,
     stage_share: float | None = None,
+    by_region: bool = True,
 ) -> Ranking:
     """Rank operators by what making them as fast as the device allows could win.
 
@@ -86,6 +87,7 @@ def rank_groups(
         critical: Which kernels the end of a run waits for.
         calls_us: Duration of all runs of the table without the profiler.
         stage_share: The stage's share of the whole run.
+        by_region: Whether an operator is a group in each region, or one over all of them.
     """
     count = table.num_kernels
     if not count:
@@ -97,7 +99,7 @@ def rank_groups(
     win_ns = table.duration_ns * critical * (1 - np.nan_to_num(reached))
     name = _operator_names(table, match)
     region = np.where(table.region >= 0, table.trace.forest.name_id[np.maximum(table.region, 0)], _NONE)
-    code, size = number_combinations((region, name), count)
+    code, size = number_combinations((region, name) if by_region else (name,), count)
     total, win = sum_by(code, table.duration_ns, size), sum_by(code, win_ns, size)
     waited = sum_by(code, table.duration_ns * critical, size)
     known_ns = sum_by(code, np.where(np.isnan(reached), 0, table.duration_ns), size)
@@ -112,7 +114,7 @@ def rank_groups(
         fraction = min(win_us / calls_us, 1.0) if calls_us else None
         groups.append(
             RankedGroup(
-                region_id=table.row(entry).region,
+                region_id=table.row(entry).region if by_region else None,
                 operator=table.trace.names[name[entry]],
                 family=FAMILIES[family[entry]],
                 count=int(number[index]),

@@ -24,7 +24,10 @@ SCENES = sorted(path.name.split(".")[0] for path in (DATA / "cuda").glob("*.json
 
 KERNELS = [
     ("nvjet_tst_256x256_64x4_2x1_v_bz_coopA_TNT", Family.GEMM),
-    ("void cutlass::Kernel2<cutlass_80_wmma_tensorop_bf16_s161616gemm_bf16_16x16_128x2_tn_align8>(Params)", Family.GEMM),
+    (
+        "void cutlass::Kernel2<cutlass_80_wmma_tensorop_bf16_s161616gemm_bf16_16x16_128x2_tn_align8>(Params)",
+        Family.GEMM,
+    ),
     ("ampere_fp16_s16816gemm_fp16_128x64_ldg8_f2f_stages_64x4_tn", Family.GEMM),
     ("void gemv2T_kernel_val<int, int, __nv_bfloat16, float>(cublasGemvParamsEx)", Family.GEMM),
     ("void cublasLt::splitKreduce_kernel<32, 16, int, float>(cublasLt::cublasSplitKParams<float>)", Family.GEMM),

@@ -13,9 +13,7 @@ from perfladder.trace.work import OperatorCall, match_work
 
 M = "untuned_module:m"
 # 1 TFLOP/s and 100 GB/s: the ridge is at 10 operations a byte.
-PEAKS = Peaks(
-    device="toy", source="measured", compute_tflops={"float32": 1.0, "tf32": 4.0}, bandwidth_gb_per_s=100.0
-)
+PEAKS = Peaks(device="toy", source="measured", compute_tflops={"float32": 1.0, "tf32": 4.0}, bandwidth_gb_per_s=100.0)
 
 
 def product(flops=10_000_000, num_bytes=200_000, dtype="float32", operator="aten::addmm", region=M):
