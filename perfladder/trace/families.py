@@ -7,6 +7,7 @@ windows. A name that no rule knows belongs to its operator's family, and to `oth
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from enum import StrEnum
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -15,7 +16,7 @@ import numpy as np
 
 from perfladder.trace.model import Category, IntArray
 from perfladder.trace.runtime_calls import is_communication
-from perfladder.trace.sums import number_combinations
+from perfladder.trace.sums import number_combinations, sum_by
 
 if TYPE_CHECKING:
     from perfladder.trace.kernels import KernelTable
@@ -231,3 +232,22 @@ def families_of(table: KernelTable) -> IntArray:
             family = classify_kernel(trace.names[name[index]], called)
         found.append(FAMILIES.index(family))
     return np.array(found, np.int8)[code]
+
+
+def families_of_groups(
+    table: KernelTable, entries: IntArray, group: IntArray, operators: Sequence[str]
+) -> list[Family]:
+    """Return each group's family: that which most of its kernels' time is of, or on a CPU that of its operator.
+
+    Args:
+        table: The kernels.
+        entries: Those of its entries that are in a group.
+        group: The group of each of these.
+        operators: The operator that each group goes by.
+    """
+    if table.is_host:
+        return [classify_operator(name) for name in operators]
+    code = group.astype(np.int64) * len(FAMILIES) + families_of(table)[entries]
+    size = len(operators) * len(FAMILIES)
+    totals = sum_by(code, table.duration_ns[entries], size).reshape(len(operators), len(FAMILIES))
+    return [FAMILIES[index] for index in totals.argmax(axis=1).tolist()]

@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from perfladder.trace.families import FAMILIES, families_of
+from perfladder.trace.families import families_of_groups
 from perfladder.trace.kernels import KernelTable
 from perfladder.trace.model import BoolArray, IntArray
 from perfladder.trace.roofline import Roofline
@@ -34,7 +34,7 @@ class RankedGroup(Row):
     Attributes:
         region_id: Region; None outside every region, and where regions are taken together.
         operator: The counted operator, else the outermost one inside the region, else the kernel's name.
-        family: Of the kernels that take most of its time.
+        family: That which most of its time is of; on a CPU that of the operator.
         count: Number of kernels.
         total_us: Their time.
         share: Fraction of all kernel time.
@@ -105,7 +105,9 @@ def rank_groups(
     known_ns = sum_by(code, np.where(np.isnan(reached), 0, table.duration_ns), size)
     reached_ns = sum_by(code, np.nan_to_num(reached) * table.duration_ns, size)
     number, longest = count_by(code, size), longest_by(code, table.duration_ns, size)
-    family, whole = families_of(table), max(float(total.sum()), 1e-9)
+    operators = [table.trace.names[index] for index in name[longest].tolist()]
+    family = families_of_groups(table, np.arange(count), code, operators)
+    whole = max(float(total.sum()), 1e-9)
     groups = []
     for index in np.lexsort((-total, -win)).tolist():
         entry = int(longest[index])
@@ -115,8 +117,8 @@ def rank_groups(
         groups.append(
             RankedGroup(
                 region_id=table.row(entry).region if by_region else None,
-                operator=table.trace.names[name[entry]],
-                family=FAMILIES[family[entry]],
+                operator=operators[index],
+                family=family[index],
                 count=int(number[index]),
                 total_us=float(total[index]) * _US,
                 share=float(total[index]) / whole,

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from perfladder.peaks import Peaks
-from perfladder.trace.families import FAMILIES, families_of
+from perfladder.trace.families import families_of_groups
 from perfladder.trace.kernels import KernelTable
 from perfladder.trace.model import IntArray
 from perfladder.trace.rows import Row
@@ -34,7 +34,7 @@ class RooflineRow(Row):
     Attributes:
         region_id: Region; None outside every region.
         operator: The operator whose calls were counted.
-        family: Of the kernels that take most of its time.
+        family: That which most of its time is of; on a CPU that of the operator.
         precision: `float32`, `tf32`, `bfloat16` or `float16`: which peak it is held against; other types have none.
         count: Number of calls.
         num_kernels: Number of kernels (or operators, on a CPU) that did it.
@@ -118,8 +118,9 @@ def build_roofline(table: KernelTable, match: WorkMatch, peaks: Peaks | None) ->
     rank = np.empty(groups.size, np.int64)
     rank[order] = np.arange(groups.size)
     row[chosen] = rank[groups.code]
-    family = families_of(table)
-    rows = [_row(table, match, groups, int(index), FAMILIES[family[groups.longest[index]]], peaks) for index in order]
+    names = [table.trace.names[index] for index in table.trace.forest.name_id[match.span[groups.longest]].tolist()]
+    family = families_of_groups(table, chosen, groups.code, names)
+    rows = [_row(table, match, groups, index, family[index], peaks) for index in order.tolist()]
     whole = max(float(table.duration_ns.sum()), 1e-9)
     with_formula = groups.total_ns[groups.flops > 0]
     return Roofline(rows, row, float(groups.total_ns.sum()) / whole, float(with_formula.sum()) / whole)

@@ -92,8 +92,10 @@ def test_call_of_several_kernels_counts_once(scene):
     scene.run(0, 0, 300).op("aten::addmm", 10, 50)
     for index in range(2):
         scene.call("cudaLaunchKernel", 15 + 10 * index, 5, index + 1).kernel("gemm", 80 + 20 * index, 20, index + 1)
+    scene.call("cudaLaunchKernel", 40, 5, 3).kernel("FillFunctor", 120, 25, 3)
     (row,) = analyse(scene, [product(region=None)])[2].rows
-    assert (row.count, row.num_kernels, row.flops, row.total_us) == (1, 2, 10_000_000, 40)
+    assert (row.count, row.num_kernels, row.flops, row.total_us) == (1, 3, 10_000_000, 65)
+    assert row.family == "gemm", "of two products of 20 us each, although a fill takes 25"
 
 
 def test_achieved_figures_by_hand(scene):
