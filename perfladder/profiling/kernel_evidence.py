@@ -30,9 +30,9 @@ R = TypeVar("R", bound=BaseModel)
 
 def per_call(row: R, repeats: int) -> R:
     """Return a row of sums over repeats of one call as one of a single call."""
-    changes: dict[str, float] = {}
+    fields, changes = type(row).model_fields, dict[str, float]()
     for name in (*_COUNTS, *_TIMES):
-        value = getattr(row, name, None)
+        value = getattr(row, name) if name in fields else None
         if value is not None:
             changes[name] = round(value / repeats) if name in _COUNTS else value / repeats
     return row.model_copy(update=changes)

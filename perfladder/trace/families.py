@@ -211,12 +211,15 @@ def classify_kernel(name: str, operator: str | None = None) -> Family:
 def families_of(table: KernelTable) -> IntArray:
     """Return, for each entry of the table, the index of its family in `FAMILIES`."""
     trace, forest = table.trace, table.trace.forest
+    name = trace.name_id[table.event]
     if not table.num_kernels:
         return np.empty(0, np.int8)
+    if table.is_host:
+        by_name = [FAMILIES.index(classify_operator(text)) for text in trace.names]
+        return np.array(by_name, np.int8)[name]
     has_operator = table.operator >= 0
     operator = np.full(table.num_kernels, -1, np.int64)
     operator[has_operator] = forest.name_id[table.operator[has_operator]]
-    name = trace.name_id[table.event]
     is_copy = np.isin(trace.category[table.event], (Category.GPU_MEMCPY, Category.GPU_MEMSET))
     code, size = number_combinations((name, operator, is_copy.astype(np.int8)), table.num_kernels)
     first = np.full(size, -1, np.int64)
@@ -226,8 +229,6 @@ def families_of(table: KernelTable) -> IntArray:
         called = trace.names[operator[index]] if operator[index] >= 0 else None
         if is_copy[index]:
             family = Family.COPY
-        elif table.is_host:
-            family = classify_operator(trace.names[name[index]])
         else:
             family = classify_kernel(trace.names[name[index]], called)
         found.append(FAMILIES.index(family))

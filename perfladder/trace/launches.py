@@ -30,6 +30,8 @@ class Launches:
     def call_ns(self) -> FloatArray:
         """Time in the launching runtime call; a call that launches many (a graph's) is shared out evenly."""
         launch = self.table.launch
+        if self.table.is_host:
+            return np.broadcast_to(np.float64(_NONE), len(launch))
         found = np.full(len(launch), float(_NONE))
         known = launch >= 0
         positions, place, owned = np.unique(launch[known], return_inverse=True, return_counts=True)
@@ -48,9 +50,9 @@ class Launches:
     def gap_ns(self) -> IntArray:
         """From the end of what ran before it on its stream, in the same run; unknown for the first one."""
         trace, count = self.table.trace, self.table.num_kernels
-        found = np.full(count, _NONE, np.int64)
         if self.table.is_host or not count:
-            return found
+            return np.broadcast_to(np.int64(_NONE), count)
+        found = np.full(count, _NONE, np.int64)
         start, end = trace.start_ns[self.table.event], trace.end_ns[self.table.event]
         group = number_combinations((self.lane, self.table.run), count)[0].astype(np.int64)
         order = np.lexsort((start, group))
