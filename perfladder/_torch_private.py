@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 try:
     from torch._C._profiler import _RecordFunctionFast
@@ -195,3 +198,56 @@ def set_buffer(module: torch.nn.Module, name: str, value: torch.Tensor | None) -
 def change_count(tensor: torch.Tensor) -> int | None:
     """How often a tensor was changed in place; None where torch does not count, as in inference mode."""
     return None if tensor.is_inference() else int(tensor._version)
+class _Dispatch(TorchDispatchMode):
+    def __init__(self, see: Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None], keep: frozenset[Any]) -> None:
+        super().__init__()
+        self._see, self._keep = see, keep
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Not to be wrapped for the compiler: that imports it, which takes two seconds."""
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "overloadpacket", None) not in self._keep and hasattr(func, "decompose"):
+            with self:  # inference mode hands over composite operators whole; what they call is what is recorded
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        result = func(*args, **kwargs)
+        self._see(func, args, kwargs, result)
+        return result
+
+
+def watch_dispatch(
+    see: Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None], keep: frozenset[Any] = frozenset()
+) -> AbstractContextManager[Any]:
+    """Return a context in which `see(operator, args, kwargs, result)` is called after each operator of this thread.
+
+    Args:
+        see: Must not compute with tensors.
+        keep: Operator packets that are not taken apart although they are composite.
+    """
+    return _Dispatch(see, keep)
+
+
+class OperatorFacts(NamedTuple):
+    """What an operator's schema says of it."""
+
+    name: str
+    is_view: bool
+    written: tuple[tuple[int, str], ...]
+    """Position and name of each argument that it writes to."""
+
+
+@lru_cache(maxsize=4096)
+def operator_facts(func: Any) -> OperatorFacts:
+    """Return the name of an operator as the profiler writes it (`aten::add_`), and what it does with its arguments."""
+    schema = getattr(func, "_schema", None)
+    if schema is None:  # a higher-order operator
+        return OperatorFacts(str(func), False, ())
+    aliases = [(index, argument) for index, argument in enumerate(schema.arguments) if argument.alias_info is not None]
+    written = tuple((index, argument.name) for index, argument in aliases if argument.alias_info.is_write)
+    is_view = bool(aliases) and not written and any(result.alias_info is not None for result in schema.returns)
+    return OperatorFacts(schema.name, is_view, written)

@@ -121,7 +121,7 @@ def collect_environment(variables: Mapping[str, str]) -> Environment:
         python=platform.python_version(),
         packages=installed_versions(_PACKAGES),
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
-        cpu=_cpu_name(),
+        cpu=cpu_name(),
         num_cpus=len(os.sched_getaffinity(0)),
         total_memory_bytes=psutil.virtual_memory().total,
         torch_threads=torch.get_num_threads(),
@@ -190,7 +190,8 @@ def nvidia_driver() -> str | None:
         return str(nvml.nvmlSystemGetDriverVersion()) if nvml else None
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
+    """The CPU's model as the kernel names it."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

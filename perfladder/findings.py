@@ -33,6 +33,7 @@ Kind = Literal[
     "replay_output_differs",
     "not_replayable",
     "dominant_kernels",
+    "largest_possible_win",
     "profiler_distorts",
     "throughput_saturated",
     "throughput_grows",
@@ -104,6 +105,7 @@ _MATTERS_MOST: tuple[Kind, ...] = (
     "not_replayable",
     "device_mostly_idle",
     "outside_regions",
+    "largest_possible_win",
     "dominant_kernels",
     "no_dominant_stage",
     "dominant_stage",
@@ -490,6 +492,10 @@ def _from_kernels(result: KernelsResult, workload: Workload) -> list[Finding]:
             ),
         )
     ]
+    # It needs this module's models.
+    from perfladder.profiling.kernel_findings import possible_win
+
+    found += possible_win(result)
     return found + _device_idle(result.device_busy_ms, result.unprofiled_ms, "kernels", result.stage)
 
 

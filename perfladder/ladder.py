@@ -342,6 +342,7 @@ class Climb:
             results=dict(self.results),
             folder=folder,
             tell=self.tell,
+            cache_folder=_cache_folder(self._environment),
             open_fresh=self._open_fresh,
         )
         try:
@@ -414,6 +415,14 @@ def load_results(run: RunDirectory) -> dict[str, RungResult]:
         rung = rung_named(entry.name)
         results[entry.name] = read_model(run.path / entry.folder / f"{entry.name}.json", rung.result_type)
     return results
+
+
+def _cache_folder(variables: Mapping[str, str]) -> Path | None:
+    """The user's cache folder by the XDG base directory specification; None for a user without a home."""
+    if base := variables.get("XDG_CACHE_HOME"):
+        return Path(base) / "perfladder"
+    home = variables.get("HOME")
+    return Path(home) / ".cache" / "perfladder" if home else None
 
 
 def _exit_code_of(error: BaseException | None) -> int:

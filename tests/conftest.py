@@ -32,6 +32,14 @@ def clock():
     return FakeClock()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache_folder(tmp_path_factory):
+    """What runs keep about the machine stays out of the user's own cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _modules_and_path_as_before():
     """Targets are imported from temporary folders, under names that the next test uses again."""

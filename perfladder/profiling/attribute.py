@@ -5,16 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from perfladder.models import SCHEMA_VERSION, Model, ResultWarning
+from perfladder.profiling.kernel_evidence import list_synchronizations
 from perfladder.profiling.view import render
 from perfladder.profiling.warnings import trace_warnings
-from perfladder.trace.attribution import attribute
-from perfladder.trace.kernels import KernelSummary, list_kernels, summarize_kernels
+from perfladder.trace.attribution import Attribution, attribute
+from perfladder.trace.copies import CopySite, list_copies
+from perfladder.trace.critical import Boundness, find_critical, judge_boundness
+from perfladder.trace.kernels import KernelSummary, KernelTable, list_kernels, summarize_kernels
 from perfladder.trace.labels import RUN_KIND, decode_label
+from perfladder.trace.launches import FamilyRow, summarize_families
 from perfladder.trace.model import Trace
 from perfladder.trace.operators import OperatorRow, operator_table, top_operators
 from perfladder.trace.regions import RegionReport, report_regions
-from perfladder.trace.residual import HostParts, IdleSplit, split_window_idle
+from perfladder.trace.residual import HostParts, IdleSplit, SyncSite, split_window_idle
 from perfladder.trace.timeline import Timeline, report_timeline
 from perfladder.trace.warnings import WarningCode
 
@@ -34,6 +40,11 @@ class TraceAnalysis(Model):
         is_host_only: Whether no device worked; the kernels are then operators that call no others.
         kernel_time_us: Sum over all kernels, copies and fills, also those beyond the table.
         kernels: The table, the largest total first.
+        families: Kernels by what they do.
+        families_by_region: The same by region of the flat set, where the trace has several.
+        copies: Copies by kind and call site.
+        synchronizations: Where the host waited for a device, by call site.
+        bound: Whether host or device sets the pace, by this window alone.
         operators: Operators with the largest host total.
         annotations: Spans that the program named (`record_function`, `ProfilerStep`), host and device rows apart.
         idle: Why the devices were idle over the whole window; None without device work.
@@ -52,6 +63,11 @@ class TraceAnalysis(Model):
     is_host_only: bool
     kernel_time_us: float
     kernels: list[KernelSummary]
+    families: list[FamilyRow]
+    families_by_region: list[FamilyRow]
+    copies: list[CopySite]
+    synchronizations: list[SyncSite]
+    bound: Boundness
     operators: list[OperatorRow]
     annotations: list[OperatorRow]
     idle: IdleSplit | None
@@ -99,6 +115,8 @@ def analyse_trace(path: str | Path, *, limit: int = 30) -> TraceAnalysis:
     # A trace of ours also holds a warm-up and the gaps between runs; of anyone else's everything counts.
     is_ours = any(label is not None and label.kind == RUN_KIND for label in trace.labels)
     table = list_kernels(trace, attribution, only_runs=is_ours)
+    parts = HostParts(trace, attribution)
+    idle = split_window_idle(trace, parts)
     report = report_regions(trace, attribution)
     timeline = report_timeline(trace, attribution)
     rows = operator_table(trace, only_runs=is_ours, attribution=attribution)
@@ -114,13 +132,28 @@ def analyse_trace(path: str | Path, *, limit: int = 30) -> TraceAnalysis:
         is_host_only=table.is_host,
         kernel_time_us=table.total_us,
         kernels=summarize_kernels(table, limit),
+        families=summarize_families(table),
+        families_by_region=_families_by_region(table, attribution)[:limit],
+        copies=list_copies(table)[:limit],
+        synchronizations=list_synchronizations(parts, ~attribution.is_warmup)[:limit],
+        bound=judge_boundness(table, find_critical(table, parts), idle),
         operators=top_operators([row for row in rows if _is_operator(row)], "cpu_time_total", limit),
         annotations=_annotations(rows, limit),
-        idle=split_window_idle(trace, HostParts(trace, attribution)),
+        idle=idle,
         timeline=timeline,
         regions=report if report.runs or report.region_tree else None,
         warnings=[*trace_warnings(found), *trace_warnings(timeline.warnings)],
     )
+
+
+def _families_by_region(table: KernelTable, attribution: Attribution) -> list[FamilyRow]:
+    if table.is_host:
+        top = attribution.top[table.operator]
+    else:
+        place = np.searchsorted(table.trace.device_join.event, table.event)
+        top = attribution.device_top[place]
+    rows = summarize_families(table, top)
+    return rows if len({row.region_id for row in rows if row.region_id is not None}) > 1 else []
 
 
 def _is_operator(row: OperatorRow) -> bool:

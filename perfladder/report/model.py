@@ -12,6 +12,7 @@ from perfladder.errors import InputError
 from perfladder.findings import Finding, collect_findings, smallest_next_experiment
 from perfladder.ladder import RUNGS, load_results
 from perfladder.models import SCHEMA_VERSION, Model, ResultWarning
+from perfladder.peaks import Peaks
 from perfladder.report.load import LoadView
 from perfladder.rundir import RunDirectory, RunRecord, read_model
 from perfladder.rungs.base import R, RungResult
@@ -30,7 +31,14 @@ from perfladder.timing.results import (
     StageOverlap,
     Steadiness,
 )
+from perfladder.trace.copies import CopySite
+from perfladder.trace.critical import Boundness
 from perfladder.trace.kernels import KernelSummary
+from perfladder.trace.launches import FamilyRow
+from perfladder.trace.ranking import RankedGroup
+from perfladder.trace.residual import SyncSite
+from perfladder.trace.roofline import RooflineRow
+from perfladder.trace.timeline import Overlap
 from perfladder.workload import Workload, parse_workload
 
 _TOP_KERNELS = 15
@@ -98,10 +106,23 @@ class KernelTableView(Model):
     attributed_share: float | None
     unprofiled_ms: float | None
     device_busy_ms: float | None
-    kernels: list[KernelSummary]
+    kernels: list[KernelSummary] = Field(description="By possible win, the largest first.")
     by_kernel: list[Share]
     by_operator: list[Share]
     by_block: list[Share]
+    families: list[FamilyRow]
+    copies: list[CopySite]
+    synchronizations: list[SyncSite]
+    bound: Boundness | None
+    roofline: list[RooflineRow]
+    peaks: Peaks | None
+    flops: int | None
+    work_known_share: float | None
+    flops_known_share: float | None
+    ranking: list[RankedGroup]
+    operator_ranking: list[RankedGroup]
+    win_model: str
+    overlap: Overlap | None = Field(default=None, description="Communication beside compute.")
 
 
 class RungLine(Model):
@@ -287,9 +308,10 @@ def _harness(result: HarnessResult | None) -> HarnessVerdict | None:
 def _kernels(result: KernelsResult | None) -> KernelTableView | None:
     if result is None:
         return None
-    view = KernelTableView(**{name: getattr(result, name) for name in KernelTableView.model_fields})
-    top = {name: getattr(view, name)[:_TOP_KERNELS] for name in ("kernels", "by_kernel", "by_operator", "by_block")}
-    return view.model_copy(update=top)
+    shown = {name: getattr(result, name) for name in KernelTableView.model_fields if name != "overlap"}
+    shown["kernels"] = sorted(result.kernels, key=lambda row: -(row.possible_win_us or 0.0))
+    top = {name: value[:_TOP_KERNELS] for name, value in shown.items() if isinstance(value, list)}
+    return KernelTableView(**(shown | top), overlap=result.timeline.overlap if result.timeline else None)
 
 
 def _artifacts(run: RunDirectory, results: dict[str, RungResult]) -> dict[str, str]:

@@ -57,6 +57,7 @@ class RungContext:
         results: What the rungs before this one saw, by rung name.
         folder: Where this rung's files go; it exists.
         tell: Shows one line of progress.
+        cache_folder: Where facts about this machine are kept from run to run; None keeps nothing.
         open_fresh: Opens a further process, with environment variables set over the usual ones; it ends with the block.
     """
 
@@ -67,6 +68,7 @@ class RungContext:
     results: Mapping[str, RungResult]
     folder: Path
     tell: Callable[[str], None] = lambda _: None
+    cache_folder: Path | None = None
     open_fresh: Callable[[Mapping[str, str]], AbstractContextManager[Launch]] | None = None
 
     @property

@@ -7,19 +7,31 @@ from typing import Literal
 
 from pydantic import Field
 
-from perfladder.instrument import instrument, module_sites
-from perfladder.models import Model
+from perfladder.capture.store import CapturedCall
+from perfladder.errors import WorkloadError
+from perfladder.instrument import Site, instrument, module_sites
+from perfladder.models import Model, ResultWarning
+from perfladder.peaks import Peaks, find_peaks
+from perfladder.profiling.kernel_evidence import add_idle, collect_evidence
 from perfladder.profiling.warnings import instrumentation_warnings, trace_warnings
 from perfladder.rungs.base import RungContext, RungResult
 from perfladder.rungs.capture import CaptureResult
 from perfladder.rungs.harness import HarnessResult
 from perfladder.rungs.regions import busy_ms
+from perfladder.rungs.stages import StagesResult
 from perfladder.target import LoadedTarget
 from perfladder.trace.attribution import attribute
-from perfladder.trace.kernels import KernelSummary, list_kernels, summarize_kernels
+from perfladder.trace.copies import CopySite
+from perfladder.trace.critical import Boundness
+from perfladder.trace.kernels import KernelSummary, list_kernels
 from perfladder.trace.labels import RUN_KIND, WARMUP_KIND
+from perfladder.trace.launches import FamilyRow
+from perfladder.trace.ranking import MODEL, RankedGroup
 from perfladder.trace.regions import report_regions
+from perfladder.trace.residual import SyncSite
+from perfladder.trace.roofline import RooflineRow
 from perfladder.trace.timeline import Timeline, report_timeline
+from perfladder.trace.work import OperatorCall
 
 TRACE_FILE = "kernels.trace.json"
 _MAX_ROWS = 500
@@ -35,6 +47,8 @@ class KernelsRequest(Model):
     unprofiled_ms: float | None = Field(
         default=None, description="Median of that call without the profiler, from rung 3."
     )
+    stage_share: float | None = Field(default=None, description="The stage's share of the whole run, from rung 1.")
+    cache_folder: str | None = Field(default=None, description="Where the device's measured peaks are kept.")
 
 
 class Share(Model):
@@ -64,6 +78,20 @@ class KernelsResult(RungResult):
     by_operator: list[Share] = []
     by_module: list[Share] = []
     by_block: list[Share] = []
+    families: list[FamilyRow] = Field(default=[], description="By what the kernels do.")
+    copies: list[CopySite] = Field(default=[], description="By kind and call site.")
+    synchronizations: list[SyncSite] = Field(default=[], description="Where the stage made the host wait.")
+    bound: Boundness | None = Field(default=None, description="Whether host or device sets the pace.")
+    roofline: list[RooflineRow] = Field(default=[], description="Achieved against the peaks, by operator and region.")
+    peaks: Peaks | None = None
+    flops: int | None = Field(default=None, description="Of the whole call, by formulas on shapes.")
+    work_known_share: float | None = Field(default=None, description="Of the kernel time, whose work was counted.")
+    flops_known_share: float | None = Field(default=None, description="Of the kernel time, for which a formula exists.")
+    ranking: list[RankedGroup] = Field(
+        default=[], description="By operator and region, the largest possible win first."
+    )
+    operator_ranking: list[RankedGroup] = Field(default=[], description="The same by operator, over all regions.")
+    win_model: str = MODEL
     timeline: Timeline | None = None
 
 
@@ -77,6 +105,8 @@ def run(context: RungContext, request: KernelsRequest | None = None) -> KernelsR
         folder=str(context.folder.parent / captured.folder),
         trace_path=str(context.folder / TRACE_FILE),
         unprofiled_ms=middle.replayed_ms.summary.p50,
+        stage_share=_stage_share(context.result(StagesResult), captured.stage),
+        cache_folder=None if context.cache_folder is None else str(context.cache_folder),
     )
     return context.replay.call(measure, request, timeout_s=context.workload.timeout_s)
 
@@ -112,8 +142,21 @@ def measure(loaded: LoadedTarget, request: KernelsRequest) -> KernelsResult:
     trace = window.read()
     attribution = attribute(trace)
     table = list_kernels(trace, attribution, only_runs=True)
-    rows = [_per_call(row, request.repeats) for row in summarize_kernels(table)]
     report, timeline = report_regions(trace, attribution), report_timeline(trace, attribution)
+    counted, uncounted = _count_work(replay, call, sites)
+    peaks = find_peaks(loaded.device, None if request.cache_folder is None else Path(request.cache_folder))
+    evidence = collect_evidence(
+        table,
+        attribution,
+        add_idle([run.device for run in report.runs]),
+        repeats=request.repeats,
+        calls=counted,
+        peaks=peaks,
+        unprofiled_ms=request.unprofiled_ms,
+        busy_ms=busy_ms(report),
+        stage_share=request.stage_share,
+    )
+    rows = evidence.kernels
     modules = [_module(row) for row in rows]
     return KernelsResult(
         stage=replay.manifest.stage,
@@ -130,14 +173,46 @@ def measure(loaded: LoadedTarget, request: KernelsRequest) -> KernelsResult:
         by_operator=_shares(rows, [row.outer_operator or row.operator or "(no operator)" for row in rows]),
         by_module=_shares(rows, modules),
         by_block=_shares(rows, [_block(path, site.path) for path in modules]),
+        families=evidence.families,
+        copies=evidence.copies,
+        synchronizations=evidence.synchronizations,
+        bound=evidence.bound,
+        roofline=evidence.roofline[:_MAX_ROWS],
+        peaks=peaks,
+        flops=sum(done.flops for done in counted) if counted else None,
+        work_known_share=evidence.work_known_share,
+        flops_known_share=evidence.flops_known_share,
+        ranking=evidence.ranking[:_MAX_ROWS],
+        operator_ranking=evidence.operator_ranking[:_MAX_ROWS],
         timeline=timeline,
         artifacts={"trace": path.name},
-        warnings=[*instrumentation_warnings(state), *trace_warnings(trace.warnings), *trace_warnings(report.warnings)],
+        warnings=[
+            *instrumentation_warnings(state),
+            *trace_warnings(trace.warnings),
+            *trace_warnings(report.warnings),
+            *uncounted,
+        ],
     )
 
 
-def _per_call(row: KernelSummary, repeats: int) -> KernelSummary:
-    return row.model_copy(update={"count": round(row.count / repeats), "total_us": row.total_us / repeats})
+def _count_work(
+    replay: Replay, call: CapturedCall, sites: list[Site]
+) -> tuple[list[OperatorCall], list[ResultWarning]]:
+    """Count the work of the call's operators in a further replay; some code does not run while it is watched."""
+    from perfladder.profiling.work import record_work
+
+    args, kwargs = replay.prepare(call)
+    try:
+        with replay.settings(call):
+            return record_work(lambda: replay.call(args, kwargs), sites), []
+    except WorkloadError as error:
+        message = f"The work of the operators was not counted, so no roofline is known: {error}"
+        return [], [ResultWarning(code="WORK_NOT_COUNTED", message=message)]
+
+
+def _stage_share(stages: StagesResult | None, name: str | None) -> float | None:
+    timed = stages.default.stages if stages is not None and stages.scenarios else []
+    return next((stage.share for stage in timed if stage.name == name), None)
 
 
 def _module(row: KernelSummary) -> str:

@@ -13,10 +13,11 @@ from typing import Final
 import numpy as np
 
 from perfladder.trace.attribution import Attribution, attribute
+from perfladder.trace.families import FAMILIES, families_of
 from perfladder.trace.labels import FUNCTION_KIND, Label
 from perfladder.trace.model import BoolArray, Category, IntArray, Trace
 from perfladder.trace.rows import Row
-from perfladder.trace.sums import count_by, number_combinations, sum_by
+from perfladder.trace.sums import FloatArray, count_by, longest_by, number_combinations, sum_by
 
 _US: Final = 1e-3
 _NONE: Final = -1
@@ -141,6 +142,8 @@ class KernelSummary(Row):
         total_us: Sum of durations.
         mean_us: Mean duration.
         share: Fraction of all kernel time of the table.
+        family: What it does, e.g. `gemm`.
+        possible_win_us: What it could win end to end, by `trace.ranking`; None if that was not asked for.
         example_event: Index into the trace of the longest one, to look up its arguments.
     """
 
@@ -154,6 +157,8 @@ class KernelSummary(Row):
     total_us: float
     mean_us: float
     share: float
+    family: str = "other"
+    possible_win_us: float | None = None
     example_event: int
 
 
@@ -236,8 +241,16 @@ def _operator_entries(
     )
 
 
-def summarize_kernels(table: KernelTable, limit: int | None = None) -> list[KernelSummary]:
-    """Aggregate a table by kernel, operator, function and region, the largest total first."""
+def summarize_kernels(
+    table: KernelTable, limit: int | None = None, *, win_ns: FloatArray | None = None
+) -> list[KernelSummary]:
+    """Aggregate a table by kernel, operator, function and region, the largest total first.
+
+    Args:
+        table: The table.
+        limit: Rows to return at most.
+        win_ns: What each entry could win, from `trace.ranking.rank_groups`.
+    """
     trace, forest = table.trace, table.trace.forest
     if not table.num_kernels:
         return []
@@ -247,7 +260,9 @@ def summarize_kernels(table: KernelTable, limit: int | None = None) -> list[Kern
         itertools.chain((trace.name_id[table.event], trace.category[table.event]), columns), table.num_kernels
     )
     count, total = count_by(code, size), sum_by(code, table.duration_ns, size)
-    longest = _longest(code, table.duration_ns, size)
+    longest = longest_by(code, table.duration_ns, size)
+    wins = None if win_ns is None else sum_by(code, win_ns, size)
+    family = families_of(table)
     whole = max(float(total.sum()), 1e-9)
     order = np.argsort(-total, kind="stable")[:limit].tolist()
     return [
@@ -259,20 +274,12 @@ def summarize_kernels(table: KernelTable, limit: int | None = None) -> list[Kern
             total_us=float(total[index]) * _US,
             mean_us=float(total[index] / count[index]) * _US,
             share=float(total[index]) / whole,
+            family=FAMILIES[family[longest[index]]],
+            possible_win_us=None if wins is None else float(wins[index]) * _US,
             example_event=int(table.event[longest[index]]),
         )
         for index in order
     ]
-
-
-def _longest(code: IntArray, duration: IntArray, size: int) -> IntArray:
-    """Return, for each code, the place of the longest entry."""
-    most = np.full(size, -1, np.int64)
-    np.maximum.at(most, code, duration)
-    places = np.flatnonzero(duration == most[code])
-    longest = np.zeros(size, np.int64)
-    longest[code[places]] = places
-    return longest
 
 
 def _absent(count: int) -> IntArray:

@@ -47,6 +47,15 @@ def classify_copy(name: str) -> str:
     return next((kind for kind, pattern in _COPY_KINDS if pattern.search(name)), UNKNOWN_COPY)
 
 
+_HOST_MEMORY: Final = re.compile(r"pageable|pinned|managed", re.IGNORECASE)
+
+
+def classify_host_memory(name: str) -> str | None:
+    """Return `pageable`, `pinned` or `managed` by the name of a device copy; None where it names no host memory."""
+    found = _HOST_MEMORY.search(name)
+    return found[0].lower() if found else None
+
+
 _COMMUNICATION: Final = re.compile(r"nccl|rccl|^(mscclpp|oneccl|gloo:|c10d::|ucc:|hccl)", re.IGNORECASE)
 
 

@@ -20,7 +20,7 @@ def slices(count: int) -> Iterator[slice]:
     return (slice(low, min(low + _SLICE, count)) for low in range(0, count, _SLICE))
 
 
-def sum_by(group: IntArray, values: IntArray, size: int) -> FloatArray:
+def sum_by(group: IntArray, values: IntArray | FloatArray, size: int) -> FloatArray:
     """Return the sum of the values of each of a few groups; entries with a negative group count nowhere.
 
     Sums of integers are exact below 2**53: 104 days in nanoseconds.
@@ -38,6 +38,16 @@ def count_by(group: IntArray, size: int) -> IntArray:
     for part in slices(len(group)):
         total += np.bincount(group[part][group[part] >= 0], minlength=size)
     return total
+
+
+def longest_by(group: IntArray, values: IntArray, size: int) -> IntArray:
+    """Return, for each of the groups 0 to `size` - 1, all of which have entries, the place of a largest value."""
+    most = np.full(size, -1, np.int64)
+    np.maximum.at(most, group, values)
+    places = np.flatnonzero(values == most[group])
+    longest = np.zeros(size, np.int64)
+    longest[group[places]] = places
+    return longest
 
 
 def number_combinations(columns: Iterable[IntArray], count: int) -> tuple[IntArray, int]:

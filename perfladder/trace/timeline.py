@@ -94,8 +94,8 @@ def report_timeline(trace: Trace, attribution: Attribution | None = None) -> Tim
         counted[trace.forest.event[attribution.is_warmup]] = False
     event = trace.device_join.event
     event = event[counted[event]]
-    device = _device_of(trace, event)
-    stream = _stream_of(trace, event)
+    device = device_of(trace, event)
+    stream = stream_of(trace, event)
     streams = _stream_rows(trace, event, device, stream)
     num_overlapping = sum(row.sum_us > row.busy_us + 1.0 for row in streams)
     message = f"Device events overlap in {num_overlapping} streams."
@@ -110,13 +110,14 @@ def report_timeline(trace: Trace, attribution: Attribution | None = None) -> Tim
     )
 
 
-def _device_of(trace: Trace, event: IntArray) -> IntArray:
+def device_of(trace: Trace, event: IntArray) -> IntArray:
     """Return each event's device: its argument, else the process column, which holds the device on device rows."""
     by_pid = np.array([value if isinstance(value, int) else ABSENT for value in trace.pids], np.int64)
     return np.where(trace.device[event] >= 0, trace.device[event], by_pid[trace.pid[event]])
 
 
-def _stream_of(trace: Trace, event: IntArray) -> IntArray:
+def stream_of(trace: Trace, event: IntArray) -> IntArray:
+    """Return each event's stream: its argument, else the thread column, which holds the stream on device rows."""
     by_tid = np.array([value if isinstance(value, int) else ABSENT for value in trace.tids], np.int64)
     return np.where(trace.stream[event] >= 0, trace.stream[event], by_tid[trace.tid[event]])
 

@@ -1,0 +1,65 @@
+"""Findings of rung 4 that rest on counted work: which operator could win most."""
+
+from __future__ import annotations
+
+from perfladder.findings import Evidence, Finding
+from perfladder.rungs.kernels import KernelsResult
+from perfladder.trace.ranking import RankedGroup
+
+_WORTH_A_TRY = 0.02
+_SOURCE = "kernels.json: operator_ranking"
+
+
+def possible_win(result: KernelsResult) -> list[Finding]:
+    """What the first operator of the ranking could win; where the host sets the pace, kernels win nothing."""
+    first = result.operator_ranking[0] if result.operator_ranking else None
+    if first is None or result.bound is None or result.bound.verdict == "host":
+        return []
+    if first.possible_win_frac is None or first.possible_win_frac < _WORTH_A_TRY:
+        return []
+    place = _heaviest_place(result, first.operator)
+    of_run = f", {first.run_win_frac:.0%} of the run" if first.run_win_frac is not None else ""
+    return [
+        Finding(
+            kind="largest_possible_win",
+            rung="kernels",
+            stage=result.stage,
+            claim=(
+                f"{first.operator} could win most: at most {first.possible_win_frac:.0%} of a call{of_run}"
+                f"{f', first of all in {place}' if place else ''}. {_how_near(result, first)}"
+            ),
+            evidence=_evidence(first),
+            uncertainty="an upper bound by counted work and peaks; inputs and outputs count once, caches are left out",
+            refuted_by="a faster implementation of it that leaves the call as long as it was",
+            next_experiment=(
+                f"Try another implementation of {first.operator} (backend, layout, precision, fusion) on the replay, "
+                "check its output, and time the workload."
+            ),
+        )
+    ]
+
+
+def _heaviest_place(result: KernelsResult, operator: str) -> str | None:
+    row = next((group for group in result.ranking if group.operator == operator), None)
+    return row.region_id.partition(":")[2] if row is not None and row.region_id else None
+
+
+def _how_near(result: KernelsResult, group: RankedGroup) -> str:
+    """The operator's place under the roof where most of its time is, in the roofline's own words."""
+    row = next((row for row in result.roofline if row.operator == group.operator), None)
+    if row is None:
+        return "How near it is to the device's peaks is unknown."
+    return f"Its longest calls are {row.statement}."
+
+
+def _evidence(group: RankedGroup) -> list[Evidence]:
+    assert group.possible_win_frac is not None
+    found = [
+        Evidence(metric="possible_win_frac", value=group.possible_win_frac, unit="of a plain call", source=_SOURCE),
+        Evidence(metric="share", value=group.share, unit="of kernel time", source=_SOURCE),
+    ]
+    if group.achieved_frac is not None:
+        found.append(
+            Evidence(metric="achieved_frac", value=group.achieved_frac, unit="of the nearer roof", source=_SOURCE)
+        )
+    return found
