@@ -7,6 +7,8 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
+from torch._C import _len_torch_function_stack, _pop_torch_function_stack, _push_on_torch_function_stack
+from torch.overrides import TorchFunctionMode
 
 try:
     from torch._C._profiler import _RecordFunctionFast
@@ -92,6 +94,33 @@ def compiled_original(module: torch.nn.Module) -> torch.nn.Module | None:
 def has_compiled_forward(module: torch.nn.Module) -> bool:
     """Whether somebody put a compiled function in the place of this module's `forward`."""
     return getattr(module.__dict__.get("forward"), "_torchdynamo_orig_callable", None) is not None
+
+
+def take_function_mode(mode: TorchFunctionMode) -> int:
+    """Take a mode off this thread's stack, wherever it stands there; returns its place, or -1 if it was not there.
+
+    Modes that the program entered inside it, such as `with torch.device(...)`, stay active.
+    """
+    above: list[Any] = []
+    place = _len_torch_function_stack()
+    while place:
+        place -= 1
+        top = _pop_torch_function_stack()
+        if top is mode:
+            break
+        above.append(top)
+    else:
+        place = -1
+    for other in reversed(above):
+        _push_on_torch_function_stack(other)
+    return place
+
+
+def put_function_mode(mode: TorchFunctionMode, place: int) -> None:
+    """Put a mode back onto this thread's stack, at its place."""
+    above = [_pop_torch_function_stack() for _ in range(max(0, _len_torch_function_stack() - place))]
+    for other in (mode, *reversed(above)):
+        _push_on_torch_function_stack(other)
 
 
 class AllocatorState(NamedTuple):

@@ -1,15 +1,17 @@
-"""Rung 4, kernel attribution: which kernels, from which operator and module? Cost: one profiled replay."""
+"""Rung 4, kernel attribution: which kernels, from which call and module? Cost: one profiled replay, passed twice."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from perfladder.instrument import instrument, module_sites
-from perfladder.models import Model
-from perfladder.profiling.warnings import instrumentation_warnings, trace_warnings
+from perfladder.capture.store import CapturedCall
+from perfladder.errors import RungError, WorkloadError
+from perfladder.instrument import instrument
+from perfladder.models import Model, ResultWarning
+from perfladder.profiling.warnings import ProfileWarningCode, instrumentation_warnings, trace_warnings, warn
 from perfladder.rungs.base import RungContext, RungResult
 from perfladder.rungs.capture import CaptureResult
 from perfladder.rungs.harness import HarnessResult, Replay
@@ -21,7 +23,12 @@ from perfladder.trace.labels import RUN_KIND, WARMUP_KIND
 from perfladder.trace.regions import report_regions
 from perfladder.trace.timeline import Timeline, report_timeline
 
+if TYPE_CHECKING:
+    from perfladder.functional.sites import ModuleSites
+    from perfladder.trace.model import Trace
+
 TRACE_FILE = "kernels.trace.json"
+FUNCTIONS_TRACE_FILE = "functions.trace.json"
 _MAX_ROWS = 500
 _BLOCK_DEPTH = 2
 
@@ -55,13 +62,20 @@ class KernelsResult(RungResult):
     call_index: int | None = None
     repeats: int = 0
     total_us: float = 0.0
-    attributed_share: float | None = None
+    attributed_share: float | None = Field(
+        default=None, description="The part of the time assigned to both an operator and a module."
+    )
+    attributed_share_by_function: float | None = Field(
+        default=None,
+        description="The part assigned to a named call, or a compiled region, of a module; None if no call was marked.",
+    )
     unprofiled_ms: float | None = None
     device_busy_ms: float | None = None
     num_kernels: int = 0
     kernels: list[KernelSummary] = []
     by_kernel: list[Share] = []
     by_operator: list[Share] = []
+    by_function: list[Share] = Field(default=[], description="By the named call; empty if none was marked.")
     by_module: list[Share] = []
     by_block: list[Share] = []
     timeline: Timeline | None = None
@@ -88,30 +102,27 @@ def measure(loaded: LoadedTarget, request: KernelsRequest) -> KernelsResult:
         RungError: The profiler gave nothing, or another one was active.
         WorkloadError: The stage raised.
     """
+    from perfladder import _torch_private
     from perfladder.profiling.observers import Annotator
     from perfladder.trace.record import record_window, span
 
     replay = Replay(loaded, Path(request.folder))
     call = replay.manifest.calls[len(replay.manifest.calls) // 2]
-    site, path = replay.site, Path(request.trace_path)
-    owner_path = site.path if site.is_module else site.path.rpartition(".")[0]
-    sites = module_sites(site.owner, owner_path) if hasattr(site.owner, "named_modules") else []
-    if not site.is_module:
-        sites = [*(s for s in sites if s.owner is not site.owner), site]
-    with record_window(path, activities=loaded.activities) as window:
+    site, path, sites = replay.site, Path(request.trace_path), _sites(replay)
+    all_threads = _torch_private.can_record_all_threads()
+    with record_window(path, activities=loaded.activities, all_threads=all_threads) as window:
         # One replay inside the profiler, before anything is annotated, absorbs its first-use costs.
         with span(WARMUP_KIND, "0"):
             replay.replay(call)
-        with instrument(sites, Annotator()) as state:
-            for index in range(request.repeats):
-                args, kwargs = replay.prepare(call)
-                with replay.settings(call), span(RUN_KIND, str(index)):
-                    replay.call(args, kwargs)
-                    loaded.synchronize()
+        with instrument(sites.sites, Annotator(sites.labels)) as state:
+            _repeat(replay, call, request.repeats)
     trace = window.read()
     attribution = attribute(trace)
-    table = list_kernels(trace, attribution, only_runs=True)
+    # Marking calls slows the host, so that is a pass of its own: kernels come from it, and nothing about the host.
+    marked, marking_warnings = _marked(replay, call, request, sites)
+    table = list_kernels(marked, only_runs=True) if marked else list_kernels(trace, attribution, only_runs=True)
     rows = [_per_call(row, request.repeats) for row in summarize_kernels(table)]
+    functions = _functions(rows, sites) if marked else []
     report, timeline = report_regions(trace, attribution), report_timeline(trace, attribution)
     modules = [_module(row) for row in rows]
     return KernelsResult(
@@ -121,18 +132,86 @@ def measure(loaded: LoadedTarget, request: KernelsRequest) -> KernelsResult:
         repeats=request.repeats,
         total_us=table.total_us / request.repeats,
         attributed_share=sum(row.share for row in rows if row.region is not None and row.operator is not None),
+        attributed_share_by_function=_share_by_function(rows, functions) if marked else None,
         unprofiled_ms=request.unprofiled_ms,
         device_busy_ms=busy_ms(report),
         num_kernels=table.num_kernels // request.repeats,
         kernels=rows[:_MAX_ROWS],
         by_kernel=_shares(rows, [row.kernel for row in rows]),
         by_operator=_shares(rows, [row.outer_operator or row.operator or "(no operator)" for row in rows]),
+        by_function=_shares(rows, functions) if marked else [],
         by_module=_shares(rows, modules),
         by_block=_shares(rows, [_block(path, site.path) for path in modules]),
         timeline=timeline,
-        artifacts={"trace": path.name},
-        warnings=[*instrumentation_warnings(state), *trace_warnings(trace.warnings), *trace_warnings(report.warnings)],
+        artifacts={"trace": path.name} | ({"functions_trace": FUNCTIONS_TRACE_FILE} if marked else {}),
+        warnings=[
+            *instrumentation_warnings(state),
+            *trace_warnings(trace.warnings),
+            *trace_warnings(report.warnings),
+            *marking_warnings,
+        ],
     )
+
+
+def _sites(replay: Replay) -> ModuleSites:
+    """Every module of the stage; where the stage is a method, that method instead of its module."""
+    from torch import nn
+
+    from perfladder.functional.sites import ModuleSites, find_module_sites
+
+    site = replay.site
+    if site.is_module:
+        return find_module_sites(site.owner, site.path)
+    is_part = isinstance(site.owner, nn.Module)
+    found = find_module_sites(site.owner, site.path.rpartition(".")[0]) if is_part else ModuleSites()
+    return found.with_method(site)
+
+
+def _repeat(replay: Replay, call: CapturedCall, repeats: int) -> None:
+    from perfladder.trace.record import span
+
+    for index in range(repeats):
+        args, kwargs = replay.prepare(call)
+        with replay.settings(call), span(RUN_KIND, str(index)):
+            replay.call(args, kwargs)
+            replay.loaded.synchronize()
+
+
+def _marked(
+    replay: Replay, call: CapturedCall, request: KernelsRequest, sites: ModuleSites
+) -> tuple[Trace | None, list[ResultWarning]]:
+    """Replay once more with every named call marked."""
+    from perfladder.functional.window import record_marked
+
+    path = Path(request.trace_path).with_name(FUNCTIONS_TRACE_FILE)
+    try:
+        return record_marked(
+            path, sites, lambda: _repeat(replay, call, request.repeats), activities=replay.loaded.activities
+        )
+    except (RungError, WorkloadError) as error:
+        return None, [warn(ProfileWarningCode.FUNCTIONS_NOT_MARKED, f"Marking named calls failed: {error}")]
+
+
+def _functions(rows: list[KernelSummary], sites: ModuleSites) -> list[str]:
+    """The named call or compiled region of each row."""
+    from perfladder.functional.compiled import region_name
+    from perfladder.functional.names import NO_CALL
+
+    opaque = sites.opaque_names
+    names = []
+    for row in rows:
+        module = _module(row)
+        is_opaque = row.function is None and row.region is not None and module in opaque
+        region = region_name(module, row.kernel, row.operator or "") if is_opaque else NO_CALL
+        names.append(row.function or region)
+    return names
+
+
+def _share_by_function(rows: list[KernelSummary], functions: list[str]) -> float:
+    from perfladder.functional.names import NO_CALL
+
+    named = zip(rows, functions, strict=True)
+    return sum(row.share for row, name in named if row.region is not None and name != NO_CALL)
 
 
 def _per_call(row: KernelSummary, repeats: int) -> KernelSummary:
