@@ -96,11 +96,13 @@ class KernelTableView(Model):
     total_us: float
     num_kernels: int
     attributed_share: float | None
+    attributed_share_by_function: float | None = None
     unprofiled_ms: float | None
     device_busy_ms: float | None
     kernels: list[KernelSummary]
     by_kernel: list[Share]
     by_operator: list[Share]
+    by_function: list[Share] = []
     by_block: list[Share]
 
 
@@ -286,7 +288,8 @@ def _kernels(result: KernelsResult | None) -> KernelTableView | None:
     if result is None:
         return None
     view = KernelTableView(**{name: getattr(result, name) for name in KernelTableView.model_fields})
-    top = {name: getattr(view, name)[:_TOP_KERNELS] for name in ("kernels", "by_kernel", "by_operator", "by_block")}
+    tables = ("kernels", "by_kernel", "by_operator", "by_function", "by_block")
+    top = {name: getattr(view, name)[:_TOP_KERNELS] for name in tables}
     return view.model_copy(update=top)
 
 

@@ -293,7 +293,7 @@ def test_wrong_arguments_are_one_clear_error(arguments, options, message):
     [(("linear",), {}), ((None,), {"samples_on": "/no/such/folder"}), ((None,), {"sample_budget_bytes": -1})],
 )
 def test_wrong_settings_are_one_clear_error(arguments, options):
-    with pytest.raises(ValueError, match="expected|must be"):
+    with pytest.raises(ValueError, match=r"expected|must be"):
         pl.ModuleFunctionKernelProfiler(*arguments, **options)
 
 
@@ -319,4 +319,3 @@ def test_active_profiler_is_an_error(block):
     with torch.profiler.profile(), pytest.raises(RungError, match="another torch profiler"):
         profiler.profile(lambda: called.append(1), module=block)
     assert called == []
-

@@ -75,7 +75,9 @@ def test_parameters_are_kept_as_they_are():
     assert store.num_bytes == 8
 
 
-@pytest.mark.parametrize("value", [torch.zeros(0, 3), torch.tensor(1 + 2j).conj(), torch.eye(2).to_sparse(), torch.tensor(3)])
+@pytest.mark.parametrize(
+    "value", [torch.zeros(0, 3), torch.tensor(1 + 2j).conj(), torch.eye(2).to_sparse(), torch.tensor(3)]
+)
 def test_unusual_tensors_are_kept(value):
     store = SampleStore(None)
     store.take(RELU, (value,), {})
