@@ -10,7 +10,7 @@ import torch
 
 # Inductor's naming: backend, kind of loop (pointwise, reduction, ...), the operators, a number. On a CPU the profiler's
 # name has the graph before it.
-_FUSED: Final = re.compile(r"(?:graph_\d+_)?(?:triton_[a-z]+|cpp)_fused_(?P<operators>\w+?)(?:_\d+)?")
+_FUSED: Final = re.compile(r"(?:graph_\d+_)?(?:triton_[a-z]+|cpp)_fused_(?P<operators>\w*?[a-z]\w*?)(?:_\d+)?")
 _OPERATOR: Final = re.compile(r"(?:\w+::)(\w+)")
 
 

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Final, NamedTuple
 
 import torch
+from torch.compiler import is_dynamo_compiling
 from torch.overrides import TorchFunctionMode
 
 from perfladder import _torch_private
@@ -59,6 +60,8 @@ class FunctionMode(TorchFunctionMode):
     ) -> Any:
         """Make the call inside its span."""
         kwargs = kwargs or {}
+        if is_dynamo_compiling():  # a compiled function in a plain module is compiled anew, without marks
+            return func(*args, **kwargs)
         call = None if self.is_closed else self._table.find(func)
         if call is None or (self._depth and not call.is_functional):
             return func(*args, **kwargs)

@@ -82,6 +82,8 @@ class SampleStore:
     def _keep(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Sample:
         spans = _Spans(keeps_parameters=self.place == "device")
         spans.add((args, kwargs))
+        if any(_is_capturing(tensor) for tensor in tensors_in((args, kwargs))):
+            return _Sample(None, "a CUDA graph was being captured, and would have captured the copying too")
         if self.budget_bytes is not None and self.num_bytes + spans.num_bytes > self.budget_bytes:
             return _Sample(None, f"the budget of {self.budget_bytes} bytes")
         try:
@@ -113,6 +115,10 @@ class SampleStore:
             if missing:
                 found[name] = LeftOut(len(missing), sum(sample.num_calls for sample in missing), missing[0].reason)
         return found
+
+
+def _is_capturing(tensor: torch.Tensor) -> bool:
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _in_file(flat: torch.Tensor, folder: Path) -> torch.Tensor:
@@ -163,6 +169,9 @@ def tensors_in(value: Any, depth: int = 0) -> list[torch.Tensor]:
     return []
 
 
+_Memory = Mapping[tuple[int, torch.dtype], torch.Tensor]
+
+
 class _Range(NamedTuple):
     """The elements of one storage that tensors of one sample use."""
 
@@ -207,25 +216,25 @@ class _Spans:
             place: copy(_flat(part.tensor, part.low, part.high).view(torch.uint8)).view(part.tensor.dtype)
             for place, part in self._ranges.items()
         }
-
-        def rebuilt(value: Any, depth: int = 0) -> Any:
-            if isinstance(value, torch.Tensor):
-                if self._is_kept(value):
-                    return value
-                if not _is_plain(value):
-                    return value.detach().clone()
-                low = self._ranges[_place(value)].low
-                return memory[_place(value)].as_strided(value.shape, value.stride(), value.storage_offset() - low)
-            if depth >= _MAX_DEPTH:
-                return value
-            if type(value) in (list, tuple):
-                return type(value)(rebuilt(inner, depth + 1) for inner in value)
-            if type(value) is dict:
-                return {key: rebuilt(inner, depth + 1) for key, inner in value.items()}
-            return value
-
-        args, kwargs = rebuilt(arguments)
+        args, kwargs = self._rebuilt(arguments, memory, 0)
         return args, kwargs
+
+    def _rebuilt(self, value: Any, memory: _Memory, depth: int) -> Any:
+        if isinstance(value, torch.Tensor):
+            return value if self._is_kept(value) else self._on(memory, value)
+        if depth >= _MAX_DEPTH:
+            return value
+        if type(value) in (list, tuple):
+            return type(value)(self._rebuilt(inner, memory, depth + 1) for inner in value)
+        if type(value) is dict:
+            return {key: self._rebuilt(inner, memory, depth + 1) for key, inner in value.items()}
+        return value
+
+    def _on(self, memory: _Memory, tensor: torch.Tensor) -> torch.Tensor:
+        if not _is_plain(tensor):
+            return tensor.detach().clone()
+        low = self._ranges[_place(tensor)].low
+        return memory[_place(tensor)].as_strided(tensor.shape, tensor.stride(), tensor.storage_offset() - low)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

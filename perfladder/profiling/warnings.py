@@ -63,7 +63,7 @@ class ProfileWarningCode(ExplainedCode):
     COMPILED_UNDER_MARKS = (
         "COMPILED_UNDER_MARKS",
         "`torch.compile` compiled while named calls were marked. A compiled function that is no module was called from "
-        "a module that is not compiled; marking compiles such a function anew, to other code.",
+        "a module that is not compiled; marking compiles such a function anew, and its calls have no names.",
     )
     FUNCTIONS_NOT_MARKED = (
         "FUNCTIONS_NOT_MARKED",

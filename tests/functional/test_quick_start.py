@@ -76,6 +76,24 @@ def test_samples_on_the_cpu_leave_the_devices_memory_alone(tmp_path):
 
 
 @pytest.mark.gpu
+def test_capture_of_a_graph_does_not_capture_the_copying():
+    class Capturing(nn.Module):
+        def forward(self, x):
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                y = nn.functional.silu(x)
+            graph.replay()
+            return y
+
+    profiler = pl.ModuleFunctionKernelProfiler()
+    frame, samples = profiler.profile(Capturing(), [((torch.ones(8, device="cuda"),), {})], warmup_iterations=1)
+    assert samples["silu"] == []
+    assert "SAMPLES_LEFT_OUT" in [warning.code for warning in profiler.coverage.warnings]
+    assert frame["kernel"].str.contains("silu").sum() == 1
+    assert not frame["kernel"].str.startswith("Memcpy").any()
+
+
+@pytest.mark.gpu
 def test_copies_of_samples_are_in_no_row():
     net, x = nn.ReLU(inplace=True), torch.tensor([-1.0, 2.0], device="cuda")
     frame, samples = pl.ModuleFunctionKernelProfiler().profile(net, [((x,), {})], warmup_iterations=0)

@@ -114,6 +114,13 @@ def test_worker_threads_are_recorded(kernels):
     assert ("untuned_module:stage.inner.1", "gelu") in found
 
 
+def test_compiled_stage_is_one_named_region(kernels):
+    result = kernels(Pipe(torch.compile(Stage(), backend="eager")))
+    assert {row.region for row in result.kernels} == {"untuned_module:stage"}
+    assert "compiled region stage: addmm" in {share.name for share in result.by_function}
+    assert result.attributed_share_by_function == pytest.approx(1)
+
+
 def test_failed_marking_leaves_operators_and_a_warning(kernels, monkeypatch):
     def fail(*args, **kwargs):
         raise RungError("broken")
