@@ -7,8 +7,12 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
-from torch._C import _len_torch_function_stack, _pop_torch_function_stack, _push_on_torch_function_stack
 from torch.overrides import TorchFunctionMode
+
+try:
+    from torch._C import _len_torch_function_stack, _pop_torch_function_stack, _push_on_torch_function_stack
+except ImportError:
+    _len_torch_function_stack = None  # type: ignore[assignment]
 
 try:
     from torch._C._profiler import _RecordFunctionFast
@@ -99,8 +103,12 @@ def has_compiled_forward(module: torch.nn.Module) -> bool:
 def take_function_mode(mode: TorchFunctionMode) -> int:
     """Take a mode off this thread's stack, wherever it stands there; returns its place, or -1 if it was not there.
 
-    Modes that the program entered inside it, such as `with torch.device(...)`, stay active.
+    Modes that the program entered inside it, such as `with torch.device(...)`, stay active; a torch without the private
+    calls takes the innermost mode off, whichever that is.
     """
+    if _len_torch_function_stack is None:
+        mode.__exit__(None, None, None)
+        return 0
     above: list[Any] = []
     place = _len_torch_function_stack()
     while place:
@@ -118,6 +126,9 @@ def take_function_mode(mode: TorchFunctionMode) -> int:
 
 def put_function_mode(mode: TorchFunctionMode, place: int) -> None:
     """Put a mode back onto this thread's stack, at its place."""
+    if _len_torch_function_stack is None:
+        mode.__enter__()
+        return
     above = [_pop_torch_function_stack() for _ in range(max(0, _len_torch_function_stack() - place))]
     for other in (mode, *reversed(above)):
         _push_on_torch_function_stack(other)

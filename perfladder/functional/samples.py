@@ -71,7 +71,10 @@ class SampleStore:
         if not (call.is_functional if self.names is None else call.name in self.names):
             return
         samples = self._samples.setdefault(call.name, {})
-        key = _signature((tuple(args), dict(kwargs)))
+        try:
+            key = _signature((tuple(args), dict(kwargs)))
+        except (RuntimeError, NotImplementedError) as error:
+            key = _first_line(error)
         known = samples.get(key)
         if known is not None:
             known.num_calls += 1
@@ -80,16 +83,16 @@ class SampleStore:
             samples[key] = self._keep(tuple(args), dict(kwargs))
 
     def _keep(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Sample:
-        spans = _Spans(keeps_parameters=self.place == "device")
-        spans.add((args, kwargs))
         if any(_is_capturing(tensor) for tensor in tensors_in((args, kwargs))):
             return _Sample(None, "a CUDA graph was being captured, and would have captured the copying too")
-        if self.budget_bytes is not None and self.num_bytes + spans.num_bytes > self.budget_bytes:
-            return _Sample(None, f"the budget of {self.budget_bytes} bytes")
+        spans = _Spans(keeps_parameters=self.place == "device")
         try:
+            spans.add((args, kwargs))
+            if self.budget_bytes is not None and self.num_bytes + spans.num_bytes > self.budget_bytes:
+                return _Sample(None, f"the budget of {self.budget_bytes} bytes")
             kept = spans.copied((args, kwargs), self._copy)
         except (OSError, RuntimeError, NotImplementedError) as error:
-            return _Sample(None, f"{type(error).__name__}: {error}".splitlines()[0])
+            return _Sample(None, _first_line(error))
         self.num_bytes += spans.num_bytes
         return _Sample(kept)
 
@@ -115,6 +118,10 @@ class SampleStore:
             if missing:
                 found[name] = LeftOut(len(missing), sum(sample.num_calls for sample in missing), missing[0].reason)
         return found
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def _is_capturing(tensor: torch.Tensor) -> bool:

@@ -55,12 +55,13 @@ class ModuleSites:
         return replace(self, sites=[*kept, site], labels={**self.labels, site.path: (UNTUNED, site.path)})
 
 
-def find_module_sites(root: nn.Module, path: str = "") -> ModuleSites:
+def find_module_sites(root: nn.Module, path: str = "", *, methods: bool = True) -> ModuleSites:
     """Find the sites of a module and of everything inside it, each module once, by the first path that leads to it.
 
     Args:
         root: The outermost module.
         path: Its name; empty in a profile of the module alone.
+        methods: Observe public methods too, as calls of their module: some modules are entered through these alone.
     """
     found, parts = ModuleSites(), find_parts(root)
     wary = {id(inner) for part in parts if isinstance(part.module, _WARY_OF_HOOKS) for inner in part.module.modules()}
@@ -70,7 +71,7 @@ def find_module_sites(root: nn.Module, path: str = "") -> ModuleSites:
         place = _join(path, part.path)
         found.modules[name] = _torch_private.compiled_original(part.module) or part.module
         found.add(part, _call_site(part, place, by_hook=id(part.module) not in wary), name)
-        if part.managed is None and not part.is_compiled:
+        if methods and part.managed is None and not part.is_compiled:
             for method in method_names(part.module):
                 if not method.startswith("_"):
                     found.add(part, Site(_join(place, method), part.module, method), name)

@@ -161,9 +161,9 @@ def _sites(replay: Replay) -> ModuleSites:
 
     site = replay.site
     if site.is_module:
-        return find_module_sites(site.owner, site.path)
+        return find_module_sites(site.owner, site.path, methods=False)
     is_part = isinstance(site.owner, nn.Module)
-    found = find_module_sites(site.owner, site.path.rpartition(".")[0]) if is_part else ModuleSites()
+    found = find_module_sites(site.owner, site.path.rpartition(".")[0], methods=False) if is_part else ModuleSites()
     return found.with_method(site)
 
 

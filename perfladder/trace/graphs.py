@@ -65,7 +65,15 @@ def attribute_replays(graphed: KernelTable, plain: KernelTable) -> list[GraphRep
     """
     order = _in_order(plain, np.flatnonzero(plain.run == plain.run.max()) if plain.num_kernels else np.arange(0))
     pattern = [plain.row(index) for index in order]
-    return [_paired([graphed.row(index) for index in replay], pattern) for replay in _replays(graphed)]
+    known: dict[tuple[str, ...], list[KernelRow | None]] = {}
+    found = []
+    for replay in _replays(graphed):
+        rows = [graphed.row(index) for index in replay]
+        names = tuple(row.kernel for row in rows)
+        if names not in known:
+            known[names] = _pair(names, pattern)
+        found.append(_describe(rows, known[names]))
+    return found
 
 
 def _in_order(table: KernelTable, entries: IntArray) -> list[int]:
@@ -83,11 +91,19 @@ def _replays(table: KernelTable) -> Iterator[list[int]]:
         yield _in_order(table, by_graph[table.launch[by_graph] == launch])
 
 
-def _paired(replay: list[KernelRow], pattern: list[KernelRow]) -> GraphReplay:
-    source: list[KernelRow | None] = [None] * len(replay)
-    names = [row.kernel for row in replay]
-    for block in SequenceMatcher(None, names, [row.kernel for row in pattern], autojunk=False).get_matching_blocks():
+def _pair(names: tuple[str, ...], pattern: list[KernelRow]) -> list[KernelRow | None]:
+    """Return the row of the pattern for each name, or None."""
+    pattern_names = tuple(row.kernel for row in pattern)
+    for start in range(len(pattern) - len(names) + 1):
+        if pattern_names[start : start + len(names)] == names:
+            return list(pattern[start : start + len(names)])
+    source: list[KernelRow | None] = [None] * len(names)
+    for block in SequenceMatcher(None, names, pattern_names, autojunk=False).get_matching_blocks():
         source[block.a : block.a + block.size] = pattern[block.b : block.b + block.size]
+    return source
+
+
+def _describe(replay: list[KernelRow], source: list[KernelRow | None]) -> GraphReplay:
     kernels = [
         ReplayedKernel(
             kernel=row.kernel,

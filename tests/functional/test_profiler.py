@@ -179,6 +179,17 @@ def test_budget_is_kept_and_said(block, profile):
     assert not profiler.describe_results(frame, samples)["function_name"].empty
 
 
+def test_inputs_that_cannot_be_copied_do_not_stop_the_run(profile):
+    class Net(nn.Module):
+        def forward(self, x):
+            return torch.vmap(F.gelu)(x)
+
+    frame, samples, profiler = profile(Net(), inputs(3, 4), names=None)
+    assert "gelu" in set(frame["function_name"])
+    assert samples["gelu"] == []
+    assert [warning.code for warning in profiler.coverage.warnings] == ["SAMPLES_LEFT_OUT"]
+
+
 @pytest.mark.parametrize("error", [RuntimeError("halfway"), KeyboardInterrupt()], ids=["error", "interrupt"])
 def test_everything_is_restored_after_an_exception(block, error):
     def failing(x):
