@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from perfladder.functional.profiler import ModuleFunctionKernelProfiler as ModuleFunctionKernelProfiler
     from perfladder.ladder import climb as climb
     from perfladder.marks import stage as stage
     from perfladder.profiling.api import PerformanceProfile as PerformanceProfile
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _LAZY = {
+    "ModuleFunctionKernelProfiler": "perfladder.functional.profiler",
     "PerformanceProfile": "perfladder.profiling.api",
     "Trace": "perfladder.trace.model",
     "Workload": "perfladder.workload",
@@ -32,6 +34,7 @@ _LAZY = {
 }
 
 __all__ = [
+    "ModuleFunctionKernelProfiler",
     "PerformanceProfile",
     "Trace",
     "Workload",

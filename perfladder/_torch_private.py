@@ -9,7 +9,13 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+
+try:
+    from torch._C import _len_torch_function_stack, _pop_torch_function_stack, _push_on_torch_function_stack
+except ImportError:
+    _len_torch_function_stack = None  # type: ignore[assignment]
 
 try:
     from torch._C._profiler import _RecordFunctionFast
@@ -95,6 +101,40 @@ def compiled_original(module: torch.nn.Module) -> torch.nn.Module | None:
 def has_compiled_forward(module: torch.nn.Module) -> bool:
     """Whether somebody put a compiled function in the place of this module's `forward`."""
     return getattr(module.__dict__.get("forward"), "_torchdynamo_orig_callable", None) is not None
+
+
+def take_function_mode(mode: TorchFunctionMode) -> int:
+    """Take a mode off this thread's stack, wherever it stands there; returns its place, or -1 if it was not there.
+
+    Modes that the program entered inside it, such as `with torch.device(...)`, stay active; a torch without the private
+    calls takes the innermost mode off, whichever that is.
+    """
+    if _len_torch_function_stack is None:
+        mode.__exit__(None, None, None)
+        return 0
+    above: list[Any] = []
+    place = _len_torch_function_stack()
+    while place:
+        place -= 1
+        top = _pop_torch_function_stack()
+        if top is mode:
+            break
+        above.append(top)
+    else:
+        place = -1
+    for other in reversed(above):
+        _push_on_torch_function_stack(other)
+    return place
+
+
+def put_function_mode(mode: TorchFunctionMode, place: int) -> None:
+    """Put a mode back onto this thread's stack, at its place."""
+    if _len_torch_function_stack is None:
+        mode.__enter__()
+        return
+    above = [_pop_torch_function_stack() for _ in range(max(0, _len_torch_function_stack() - place))]
+    for other in (mode, *reversed(above)):
+        _push_on_torch_function_stack(other)
 
 
 class AllocatorState(NamedTuple):
@@ -198,6 +238,8 @@ def set_buffer(module: torch.nn.Module, name: str, value: torch.Tensor | None) -
 def change_count(tensor: torch.Tensor) -> int | None:
     """How often a tensor was changed in place; None where torch does not count, as in inference mode."""
     return None if tensor.is_inference() else int(tensor._version)
+
+
 class _Dispatch(TorchDispatchMode):
     def __init__(self, see: Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None], keep: frozenset[Any]) -> None:
         super().__init__()

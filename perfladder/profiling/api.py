@@ -137,7 +137,11 @@ def _function(obj: Any, inference_function: Callable[..., Any] | None) -> Callab
         raise InputError(
             f"{what}: a {type(function).__name__} cannot be called. Give a callable object or an inference_function."
         )
-    # A bound method is looked up anew at each call, so that the method itself is seen.
+    return late_bound(function)
+
+
+def late_bound(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what looks a bound method up anew at each call, so that the method itself is seen; others as they are."""
     if isinstance(function, types.MethodType):
         name = function.__func__.__name__
         if getattr(function.__self__, name, None) == function:

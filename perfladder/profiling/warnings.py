@@ -60,6 +60,19 @@ class ProfileWarningCode(ExplainedCode):
         "Fewer runs were profiled than asked for, since the profiler's memory would have passed its limit. What was "
         "profiled is whole.",
     )
+    COMPILED_UNDER_MARKS = (
+        "COMPILED_UNDER_MARKS",
+        "`torch.compile` compiled while named calls were marked. A compiled function that is no module was called from "
+        "a module that is not compiled; marking compiles such a function anew, and its calls have no names.",
+    )
+    FUNCTIONS_NOT_MARKED = (
+        "FUNCTIONS_NOT_MARKED",
+        "The pass that marks named calls failed, so kernels have an operator and a module, and no function.",
+    )
+    SAMPLES_LEFT_OUT = (
+        "SAMPLES_LEFT_OUT",
+        "Inputs of some calls were not kept: they would have passed the budget, or could not be copied.",
+    )
     PROFILED_BEFORE = (
         "PROFILED_BEFORE",
         "This process had recorded a window before and stays slower after that, so its unprofiled runs are slower than "

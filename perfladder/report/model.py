@@ -104,11 +104,13 @@ class KernelTableView(Model):
     total_us: float
     num_kernels: int
     attributed_share: float | None
+    attributed_share_by_function: float | None = None
     unprofiled_ms: float | None
     device_busy_ms: float | None
     kernels: list[KernelSummary] = Field(description="By possible win, the largest first.")
     by_kernel: list[Share]
     by_operator: list[Share]
+    by_function: list[Share] = []
     by_block: list[Share]
     families: list[FamilyRow]
     copies: list[CopySite]

@@ -1,19 +1,19 @@
-"""Rung 4, kernel attribution: which kernels, from which operator and module? Cost: one profiled replay."""
+"""Rung 4, kernel attribution: which kernels, from which call and module? Cost: one profiled replay, passed twice."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
 from perfladder.capture.store import CapturedCall
-from perfladder.errors import WorkloadError
-from perfladder.instrument import Site, instrument, module_sites
+from perfladder.errors import RungError, WorkloadError
+from perfladder.instrument import instrument
 from perfladder.models import Model, ResultWarning
 from perfladder.peaks import Peaks, find_peaks
 from perfladder.profiling.kernel_evidence import add_idle, collect_evidence
-from perfladder.profiling.warnings import instrumentation_warnings, trace_warnings
+from perfladder.profiling.warnings import ProfileWarningCode, instrumentation_warnings, trace_warnings, warn
 from perfladder.rungs.base import RungContext, RungResult
 from perfladder.rungs.capture import CaptureResult
 from perfladder.rungs.harness import HarnessResult
@@ -23,7 +23,7 @@ from perfladder.target import LoadedTarget
 from perfladder.trace.attribution import attribute
 from perfladder.trace.copies import CopySite
 from perfladder.trace.critical import Boundness
-from perfladder.trace.kernels import KernelSummary, list_kernels
+from perfladder.trace.kernels import KernelSummary, list_kernels, summarize_kernels
 from perfladder.trace.labels import RUN_KIND, WARMUP_KIND
 from perfladder.trace.launches import FamilyRow
 from perfladder.trace.ranking import MODEL, RankedGroup
@@ -33,7 +33,13 @@ from perfladder.trace.roofline import RooflineRow
 from perfladder.trace.timeline import Timeline, report_timeline
 from perfladder.trace.work import OperatorCall
 
+if TYPE_CHECKING:
+    from perfladder.capture.replay import Replay
+    from perfladder.functional.sites import ModuleSites
+    from perfladder.trace.model import Trace
+
 TRACE_FILE = "kernels.trace.json"
+FUNCTIONS_TRACE_FILE = "functions.trace.json"
 _MAX_ROWS = 500
 _BLOCK_DEPTH = 2
 
@@ -69,13 +75,20 @@ class KernelsResult(RungResult):
     call_index: int | None = None
     repeats: int = 0
     total_us: float = 0.0
-    attributed_share: float | None = None
+    attributed_share: float | None = Field(
+        default=None, description="The part of the time assigned to both an operator and a module."
+    )
+    attributed_share_by_function: float | None = Field(
+        default=None,
+        description="The part assigned to a named call, or a compiled region, of a module; None if no call was marked.",
+    )
     unprofiled_ms: float | None = None
     device_busy_ms: float | None = None
     num_kernels: int = 0
     kernels: list[KernelSummary] = []
     by_kernel: list[Share] = []
     by_operator: list[Share] = []
+    by_function: list[Share] = Field(default=[], description="By the named call; empty if none was marked.")
     by_module: list[Share] = []
     by_block: list[Share] = []
     families: list[FamilyRow] = Field(default=[], description="By what the kernels do.")
@@ -118,32 +131,29 @@ def measure(loaded: LoadedTarget, request: KernelsRequest) -> KernelsResult:
         RungError: The profiler gave nothing, or another one was active.
         WorkloadError: The stage raised.
     """
+    from perfladder import _torch_private
     from perfladder.capture.replay import Replay
     from perfladder.profiling.observers import Annotator
     from perfladder.trace.record import record_window, span
 
     replay = Replay(loaded, Path(request.folder))
     call = replay.manifest.calls[len(replay.manifest.calls) // 2]
-    site, path = replay.site, Path(request.trace_path)
-    owner_path = site.path if site.is_module else site.path.rpartition(".")[0]
-    sites = module_sites(site.owner, owner_path) if hasattr(site.owner, "named_modules") else []
-    if not site.is_module:
-        sites = [*(s for s in sites if s.owner is not site.owner), site]
-    with replay, record_window(path, activities=loaded.activities) as window:
-        # One replay inside the profiler, before anything is annotated, absorbs its first-use costs.
-        with span(WARMUP_KIND, "0"):
-            replay.replay(call)
-        with instrument(sites, Annotator()) as state:
-            for index in range(request.repeats):
-                args, kwargs = replay.prepare(call)
-                with replay.settings(call), span(RUN_KIND, str(index)):
-                    replay.call(args, kwargs)
-                    loaded.synchronize()
+    site, path, sites = replay.site, Path(request.trace_path), _sites(replay)
+    all_threads = _torch_private.can_record_all_threads()
+    with replay:
+        with record_window(path, activities=loaded.activities, all_threads=all_threads) as window:
+            # One replay inside the profiler, before anything is annotated, absorbs its first-use costs.
+            with span(WARMUP_KIND, "0"):
+                replay.replay(call)
+            with instrument(sites.sites, Annotator(sites.labels)) as state:
+                _repeat(replay, call, request.repeats)
+        # Marking calls slows the host, so that is a pass of its own: no time of the host comes from it.
+        marked, marking_warnings = _marked(replay, call, request, sites)
+        counted, uncounted = _count_work(replay, call, sites)
     trace = window.read()
     attribution = attribute(trace)
     table = list_kernels(trace, attribution, only_runs=True)
     report, timeline = report_regions(trace, attribution), report_timeline(trace, attribution)
-    counted, uncounted = _count_work(replay, call, sites)
     peaks = find_peaks(loaded.device, None if request.cache_folder is None else Path(request.cache_folder))
     evidence = collect_evidence(
         table,
@@ -157,6 +167,10 @@ def measure(loaded: LoadedTarget, request: KernelsRequest) -> KernelsResult:
         stage_share=request.stage_share,
     )
     rows = evidence.kernels
+    functions: list[str] = []
+    if marked:
+        rows = _split_by_function(rows, summarize_kernels(list_kernels(marked, only_runs=True)))
+        functions = _functions(rows, sites)
     modules = [_module(row) for row in rows]
     return KernelsResult(
         stage=replay.manifest.stage,
@@ -165,12 +179,14 @@ def measure(loaded: LoadedTarget, request: KernelsRequest) -> KernelsResult:
         repeats=request.repeats,
         total_us=table.total_us / request.repeats,
         attributed_share=sum(row.share for row in rows if row.region is not None and row.operator is not None),
+        attributed_share_by_function=_share_by_function(rows, functions) if marked else None,
         unprofiled_ms=request.unprofiled_ms,
         device_busy_ms=busy_ms(report),
         num_kernels=table.num_kernels // request.repeats,
         kernels=rows[:_MAX_ROWS],
         by_kernel=_shares(rows, [row.kernel for row in rows]),
         by_operator=_shares(rows, [row.outer_operator or row.operator or "(no operator)" for row in rows]),
+        by_function=_shares(rows, functions) if marked else [],
         by_module=_shares(rows, modules),
         by_block=_shares(rows, [_block(path, site.path) for path in modules]),
         families=evidence.families,
@@ -185,18 +201,19 @@ def measure(loaded: LoadedTarget, request: KernelsRequest) -> KernelsResult:
         ranking=evidence.ranking[:_MAX_ROWS],
         operator_ranking=evidence.operator_ranking[:_MAX_ROWS],
         timeline=timeline,
-        artifacts={"trace": path.name},
+        artifacts={"trace": path.name} | ({"functions_trace": FUNCTIONS_TRACE_FILE} if marked else {}),
         warnings=[
             *instrumentation_warnings(state),
             *trace_warnings(trace.warnings),
             *trace_warnings(report.warnings),
             *uncounted,
+            *marking_warnings,
         ],
     )
 
 
 def _count_work(
-    replay: Replay, call: CapturedCall, sites: list[Site]
+    replay: Replay, call: CapturedCall, sites: ModuleSites
 ) -> tuple[list[OperatorCall], list[ResultWarning]]:
     """Count the work of the call's operators in a further replay; some code does not run while it is watched."""
     from perfladder.profiling.work import record_work
@@ -204,7 +221,7 @@ def _count_work(
     args, kwargs = replay.prepare(call)
     try:
         with replay.settings(call):
-            return record_work(lambda: replay.call(args, kwargs), sites), []
+            return record_work(lambda: replay.call(args, kwargs), sites.sites), []
     except WorkloadError as error:
         message = f"The work of the operators was not counted, so no roofline is known: {error}"
         return [], [ResultWarning(code="WORK_NOT_COUNTED", message=message)]
@@ -213,6 +230,96 @@ def _count_work(
 def _stage_share(stages: StagesResult | None, name: str | None) -> float | None:
     timed = stages.default.stages if stages is not None and stages.scenarios else []
     return next((stage.share for stage in timed if stage.name == name), None)
+
+
+def _sites(replay: Replay) -> ModuleSites:
+    """Every module of the stage; where the stage is a method, that method instead of its module."""
+    from torch import nn
+
+    from perfladder.functional.sites import ModuleSites, find_module_sites
+
+    site = replay.site
+    if site.is_module:
+        return find_module_sites(site.owner, site.path, methods=False)
+    is_part = isinstance(site.owner, nn.Module)
+    found = find_module_sites(site.owner, site.path.rpartition(".")[0], methods=False) if is_part else ModuleSites()
+    return found.with_method(site)
+
+
+def _repeat(replay: Replay, call: CapturedCall, repeats: int) -> None:
+    from perfladder.trace.record import span
+
+    for index in range(repeats):
+        args, kwargs = replay.prepare(call)
+        with replay.settings(call), span(RUN_KIND, str(index)):
+            replay.call(args, kwargs)
+            replay.loaded.synchronize()
+
+
+def _marked(
+    replay: Replay, call: CapturedCall, request: KernelsRequest, sites: ModuleSites
+) -> tuple[Trace | None, list[ResultWarning]]:
+    """Replay once more with every named call marked."""
+    from perfladder.functional.window import record_marked
+
+    path = Path(request.trace_path).with_name(FUNCTIONS_TRACE_FILE)
+    try:
+        return record_marked(
+            path, sites, lambda: _repeat(replay, call, request.repeats), activities=replay.loaded.activities
+        )
+    except (RungError, WorkloadError) as error:
+        return None, [warn(ProfileWarningCode.FUNCTIONS_NOT_MARKED, f"Marking named calls failed: {error}")]
+
+
+def _split_by_function(rows: list[KernelSummary], marked: list[KernelSummary]) -> list[KernelSummary]:
+    """The rows of the plain pass, each divided among the calls that its kernels came from in the marked pass.
+
+    So that all tables add up to the plain pass; what the marked pass has not seen stays without a call.
+    """
+    parts: dict[tuple[str | None, ...], list[KernelSummary]] = {}
+    for row in marked:
+        parts.setdefault(_origin(row), []).append(row)
+    found = []
+    for row in rows:
+        seen = parts.get(_origin(row)) or [row]
+        whole_us, whole_count = sum(part.total_us for part in seen), sum(part.count for part in seen)
+        for part in seen:
+            time_frac = part.total_us / whole_us if whole_us else 1 / len(seen)
+            changes = {
+                "function": part.function,
+                "count": max(1, round(row.count * part.count / whole_count)) if whole_count else row.count,
+                "total_us": row.total_us * time_frac,
+                "share": row.share * time_frac,
+                "possible_win_us": None if row.possible_win_us is None else row.possible_win_us * time_frac,
+            }
+            found.append(row.model_copy(update=changes))
+    return sorted(found, key=lambda row: -row.total_us)
+
+
+def _origin(row: KernelSummary) -> tuple[str | None, ...]:
+    return row.kernel, row.operator, row.outer_operator, row.region
+
+
+def _functions(rows: list[KernelSummary], sites: ModuleSites) -> list[str]:
+    """The named call or compiled region of each row."""
+    from perfladder.functional.compiled import region_name
+    from perfladder.functional.names import NO_CALL
+
+    opaque = sites.opaque_names
+    names = []
+    for row in rows:
+        module = _module(row)
+        is_opaque = row.function is None and row.region is not None and module in opaque
+        region = region_name(module, row.kernel, row.operator or "") if is_opaque else NO_CALL
+        names.append(row.function or region)
+    return names
+
+
+def _share_by_function(rows: list[KernelSummary], functions: list[str]) -> float:
+    from perfladder.functional.names import NO_CALL
+
+    named = zip(rows, functions, strict=True)
+    return sum(row.share for row, name in named if row.region is not None and name != NO_CALL)
 
 
 def _module(row: KernelSummary) -> str:
