@@ -9,6 +9,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from perfladder.capturing.api import StageBenchHarness as StageBenchHarness
+    from perfladder.capturing.api import capture as capture
+    from perfladder.capturing.types import register_capture_type as register_capture_type
     from perfladder.functional.profiler import ModuleFunctionKernelProfiler as ModuleFunctionKernelProfiler
     from perfladder.ladder import climb as climb
     from perfladder.marks import stage as stage
@@ -24,11 +27,14 @@ __version__ = "0.1.0"
 _LAZY = {
     "ModuleFunctionKernelProfiler": "perfladder.functional.profiler",
     "PerformanceProfile": "perfladder.profiling.api",
+    "StageBenchHarness": "perfladder.capturing.api",
     "Trace": "perfladder.trace.model",
     "Workload": "perfladder.workload",
+    "capture": "perfladder.capturing.api",
     "climb": "perfladder.ladder",
     "load_workload": "perfladder.workload",
     "profile": "perfladder.profiling.api",
+    "register_capture_type": "perfladder.capturing.types",
     "stage": "perfladder.marks",
     "time_stages": "perfladder.timing.api",
 }
@@ -36,12 +42,15 @@ _LAZY = {
 __all__ = [
     "ModuleFunctionKernelProfiler",
     "PerformanceProfile",
+    "StageBenchHarness",
     "Trace",
     "Workload",
     "__version__",
+    "capture",
     "climb",
     "load_workload",
     "profile",
+    "register_capture_type",
     "stage",
     "time_stages",
 ]

@@ -219,7 +219,7 @@ MODULE_INTERNALS = frozenset(vars(torch.nn.Module()))
 
 def small_buffers(module: torch.nn.Module, max_weight_bytes: int) -> dict[str, torch.Tensor]:
     """A module's own buffers, without persistent ones above that size."""
-    transient = getattr(module, "_non_persistent_buffers_set", set())
+    transient: set[str] = getattr(module, "_non_persistent_buffers_set", set())
     return {
         name: buffer
         for name, buffer in module.named_buffers(recurse=False)

@@ -15,6 +15,8 @@ import typer
 from perfladder.errors import InputError, NotPossibleHereError, PerfladderError
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from perfladder.ladder import ClimbOutcome
     from perfladder.workload import WorkloadFile
 
@@ -167,6 +169,78 @@ def attribute(
 
 
 @app.command()
+def capture(
+    workload: Annotated[str, typer.Argument(help="A workload file (YAML), or the name of a built-in.")],
+    stage: Annotated[
+        str, typer.Option("--stage", help="Call site to capture, as in unet, vae.decode, scheduler.step.")
+    ],
+    to: Annotated[Path, typer.Option("--to", help="Folder that the capture goes to; it must not hold anything yet.")],
+    as_json: Json = False,
+    calls: Annotated[
+        str,
+        typer.Option("--calls", help="'default' (the first, a middle and the last call of a run), 'all', or 0,3,-1."),
+    ] = "default",
+    runs: Annotated[int, typer.Option("--runs", min=1, help="How many runs to capture.")] = 1,
+    max_bytes: Annotated[
+        int | None,
+        typer.Option("--max-bytes", min=1, help="Limit; by default a quarter of the free disk, 4 GiB at most."),
+    ] = None,
+    redact: Annotated[
+        bool, typer.Option("--redact", help="Replace texts and numbers by meaningless ones of the same form.")
+    ] = False,
+    allow_side_effects: Annotated[
+        bool, typer.Option("--allow-side-effects", help="Also where the stage writes files or opens connections.")
+    ] = False,
+    changes: Set = None,
+) -> None:
+    """Save what one stage receives and returns in real calls: your prompts and pictures too, unless you --redact."""
+    with _errors(as_json), _progress() as tell:
+        from perfladder.capturing.api import capture_request, capture_workload
+        from perfladder.report import render_capture
+
+        file = _load(workload, changes or [])
+        request = capture_request(
+            stage,
+            to,
+            calls=_parse_calls(calls),
+            runs=runs,
+            max_bytes=max_bytes,
+            redact=redact,
+            allow_side_effects=allow_side_effects,
+        )
+        result = capture_workload(file, request, tell=tell)
+    _show(result, as_json, render_capture)
+    raise typer.Exit(0 if result.status == "done" else NotPossibleHereError.exit_code)
+
+
+@app.command()
+def replay(
+    folder: Annotated[Path, typer.Argument(metavar="CAPTURE", help="Folder of a capture.")],
+    as_json: Json = False,
+    workload: Annotated[
+        str | None, typer.Option("--workload", help="The workload that was captured: a file, or a built-in.")
+    ] = None,
+    factory: Annotated[
+        str | None, typer.Option("--factory", help="Instead of it: module:function that returns the stage alone.")
+    ] = None,
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Timed repeats of each captured call.")] = 20,
+    synthetic: Annotated[
+        bool, typer.Option("--synthetic", help="Random numbers in place of the captured ones; proves nothing.")
+    ] = False,
+    changes: Set = None,
+) -> None:
+    """Replay a capture on its stage alone, in a fresh process, and judge whether it stands for the pipeline's calls."""
+    with _errors(as_json), _progress() as tell:
+        from perfladder.capturing.api import StageBenchHarness
+        from perfladder.report import render_replay
+
+        file = _load(workload, changes or []) if workload else None
+        harness = StageBenchHarness(folder, workload=file, factory=factory)
+        result = harness.run(repeats=repeats, synthetic=synthetic, tell=tell)
+    _show(result, as_json, render_replay)
+
+
+@app.command()
 def doctor(as_json: Json = False) -> None:
     """Tell what this machine can do: devices, profiler activities, ncu, versions, other processes on the GPU."""
     with _errors(as_json):
@@ -285,6 +359,22 @@ def _progress() -> Iterator[Callable[[str], None]]:
             status.update(text.partition(":")[0])
 
         yield tell
+
+
+def _parse_calls(text: str) -> str | list[int]:
+    if text in ("default", "all"):
+        return text
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise InputError(f"--calls {text!r}: expected 'default', 'all', or indices such as 0,3,-1.") from error
+
+
+def _show(result: BaseModel, as_json: bool, render: Callable[[Any], str]) -> None:
+    if as_json:
+        print(result.model_dump_json(indent=1))
+    else:
+        _print_markdown(render(result))
 
 
 def _show_outcome(outcome: ClimbOutcome, as_json: bool) -> None:

@@ -354,7 +354,7 @@ def _from_harness(result: HarnessResult, workload: Workload) -> list[Finding]:
     )
     error = Evidence(
         metric="max_rel_error",
-        value=max(call.parity.max_rel_error for call in result.calls),
+        value=result.max_rel_error or 0.0,
         unit="of the largest value",
         source=_where("harness", "parity"),
     )

@@ -260,13 +260,9 @@ class Climb:
     def holding_device(self) -> Iterator[None]:
         """Hold the lock of each device that is measured on, always in one order."""
         with contextlib.ExitStack() as locks:
-            for name in sorted(map(self._lock_name, self.info.devices)):
+            for name in self.info.lock_names:
                 locks.enter_context(device_lock(name, tell=self.tell))
             yield
-
-    def _lock_name(self, device: str) -> str:
-        index = int(device.partition(":")[2] or 0)
-        return "cpu" if device == "cpu" else (self.info.environment.devices[index].uuid or device)
 
     def rungs_to_climb(self) -> Iterator[Rung]:
         """The rungs in order, each after the one before it is climbed; when the first fails, nothing can follow."""

@@ -95,6 +95,15 @@ class LoadedInfo(Model):
         """Every device that the target runs on, once."""
         return sorted(set(self.rank_devices or [self.device]))
 
+    @property
+    def lock_names(self) -> list[str]:
+        """Names of these devices that are the same in every process, in the one order in which they are locked."""
+        names = []
+        for device in self.devices:
+            index = int(device.partition(":")[2] or 0)
+            names.append("cpu" if device == "cpu" else (self.environment.devices[index].uuid or device))
+        return sorted(names)
+
 
 @dataclass
 class RunOutput:

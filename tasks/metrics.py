@@ -108,9 +108,8 @@ def _(result: HarnessResult) -> Pairs:
     if result.timing_ratio_interval is not None:
         yield "timing_low_ratio", result.timing_ratio_interval.low
         yield "timing_high_ratio", result.timing_ratio_interval.high
-    if result.calls:
-        yield "max_abs_error", max(call.parity.max_abs_error for call in result.calls)
-        yield "max_rel_error", max(call.parity.max_rel_error for call in result.calls)
+    yield "max_abs_error", result.max_abs_error
+    yield "max_rel_error", result.max_rel_error
 
 
 @_more.register

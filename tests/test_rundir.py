@@ -128,8 +128,8 @@ def test_run_of_schema_version_1_stays_readable():
 
 
 def test_golden_results_of_schema_version_1_stay_readable():
-    from perfladder.capture.decode import Decoder
-    from perfladder.capture.store import read_manifest, read_storages
+    from perfladder.capturing.decode import Decoder
+    from perfladder.capturing.store import read_manifest, read_storages
     from perfladder.rungs.capture import CaptureResult
     from perfladder.rungs.stages import StagesResult
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from functools import cache
 from typing import TYPE_CHECKING, Any
+
+from perfladder.markdown import cell, templates
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -15,20 +16,8 @@ def render(data: dict[str, Any], template: str = "profile.md.j2") -> str:
     return _templates().get_template(template).render(data=data)
 
 
-@cache
 def _templates() -> Environment:
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    environment = Environment(
-        loader=PackageLoader("perfladder.profiling"),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        autoescape=False,
-    )
-    environment.filters.update(us=_us, percent=_percent, ratio=_ratio, mib=_mib, cell=_cell, kernel=_kernel)
-    return environment
+    return templates("perfladder.profiling", _us, _percent, _ratio, _mib, _cell, _kernel)
 
 
 def _us(value: float | None) -> str:
@@ -59,6 +48,6 @@ def _kernel(value: object, length: int = 60) -> str:
 
 
 def _cell(value: object, length: int = 90) -> str:
-    """Text that cannot break out of a Markdown table cell."""
-    text = str(value).replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ").replace("`", "'")
+    """A cell of bounded length."""
+    text = cell(value)
     return text if len(text) <= length else text[: length - 3] + "..."

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from perfladder.files import write_atomically
+from perfladder.markdown import templates
 from perfladder.report.model import Report
+from perfladder.rungs.capture import CaptureResult
+from perfladder.rungs.harness import HarnessResult
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -29,22 +31,18 @@ def write_report(report: Report, folder: Path) -> None:
     write_atomically(folder / "report.md", render_markdown(report))
 
 
-@cache
-def _templates() -> Environment:
-    from jinja2 import Environment, PackageLoader, StrictUndefined
+def render_capture(result: CaptureResult) -> str:
+    """What a capture holds, or why there is none."""
+    return _templates().get_template("capture.md.j2").render(result=result)
 
-    environment = Environment(
-        loader=PackageLoader("perfladder.report"),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        autoescape=False,
-    )
-    environment.filters.update(
-        ms=_ms, us=_us, percent=_percent, gib=_gib, cell=_cell, short=_short, first_line=_first_line
-    )
-    return environment
+
+def render_replay(result: HarnessResult) -> str:
+    """Whether a replay stands for the stage's calls in the pipeline."""
+    return _templates().get_template("replay.md.j2").render(result=result)
+
+
+def _templates() -> Environment:
+    return templates("perfladder.report", _ms, _us, _percent, _gib, _short, _first_line)
 
 
 def _ms(value: float | None) -> str:
@@ -61,11 +59,6 @@ def _percent(value: float | None) -> str:
 
 def _gib(value: int | None) -> str:
     return "-" if value is None else f"{value / 2**30:.2f} GiB"
-
-
-def _cell(value: object) -> str:
-    """Text that cannot break out of a Markdown table cell."""
-    return str(value).replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ").replace("`", "'")
 
 
 def _short(value: str, length: int = 80) -> str:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from perfladder.capture.decode import not_rebuildable
-from perfladder.capture.encode import Encoder
-from perfladder.capture.nodes import leaves_of
-from perfladder.capture.store import MANIFEST, TENSORS, CapturedCall, Manifest, write_capture
-from perfladder.capture.types import capture_types
+from perfladder.capturing.decode import not_rebuildable
+from perfladder.capturing.encode import Encoder
+from perfladder.capturing.nodes import leaves_of
+from perfladder.capturing.store import MANIFEST, TENSORS, CapturedCall, Manifest, write_capture
+from perfladder.capturing.types import capture_types
 from perfladder.environment import take_snapshot
 from perfladder.errors import InputError, RungError
 from perfladder.instrument import Site, instrument, resolve_site
@@ -24,7 +24,7 @@ from perfladder.rungs.stages import StagesResult, StageTimer
 from perfladder.target import LoadedTarget
 
 if TYPE_CHECKING:
-    from perfladder.capture.recorder import Recorder
+    from perfladder.capturing.recorder import Recorder
 
 _MAX_BYTES = 4 << 30
 _DISK_SHARE = 4
@@ -88,7 +88,7 @@ def measure(loaded: LoadedTarget, request: CaptureRequest) -> CaptureResult:
         WorkloadError: The workload raised.
     """
     # This brings torch, which the ladder's own process does without.
-    from perfladder.capture.recorder import Recorder
+    from perfladder.capturing.recorder import Recorder
 
     site = resolve_site(loaded.obj, request.stage, field_name="stage")
     result = CaptureResult(stage=request.stage, max_bytes=_limit_of(request), is_redacted=request.redact)
@@ -193,6 +193,7 @@ def _write(
         torch_version=torch.__version__,
         stage=request.stage,
         owner_type=site.owner_type,
+        method=site.method,
         device=str(loaded.device),
         work_digest=loaded.workload.fingerprints.work.digest,
         calls_per_run=result.calls_per_run,

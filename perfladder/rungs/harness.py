@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from pydantic import Field
 
-from perfladder.capture.store import CapturedCall, Manifest
+from perfladder.capturing.store import CapturedCall, Manifest
 from perfladder.environment import take_snapshot
 from perfladder.errors import RungError
 from perfladder.models import Model, ResultWarning
@@ -21,9 +21,9 @@ from perfladder.target import LoadedTarget
 from perfladder.timing.memory import peak_device_memory, reset_peak_memory
 
 if TYPE_CHECKING:
-    from perfladder.capture.compare import Difference
-    from perfladder.capture.evict import Evictor
-    from perfladder.capture.replay import Replay
+    from perfladder.capturing.compare import Difference
+    from perfladder.capturing.evict import Evictor
+    from perfladder.capturing.replay import Replay
 
 _WARMUP_REPEATS = 3
 TIMING_TOLERANCE = 0.05
@@ -85,6 +85,16 @@ class HarnessResult(RungResult):
     peak_device_allocated_bytes: int | None = Field(default=None, description="Weights of the stage included.")
     peak_host_rss_bytes: int | None = Field(default=None, description="Of the whole replay process.")
 
+    @property
+    def max_abs_error(self) -> float | None:
+        """The largest of all calls; None where nothing could be compared."""
+        return max((call.parity.max_abs_error for call in self.calls if call.parity is not None), default=None)
+
+    @property
+    def max_rel_error(self) -> float | None:
+        """The largest of all calls, of the largest value of its output; None where nothing could be compared."""
+        return max((call.parity.max_rel_error for call in self.calls if call.parity is not None), default=None)
+
 
 def run(context: RungContext, request: HarnessRequest | None = None) -> HarnessResult:
     """Replay the capture in a process that has done nothing else."""
@@ -104,8 +114,8 @@ def measure(loaded: LoadedTarget, request: HarnessRequest) -> HarnessResult:
         WorkloadError: The stage raised when it was replayed.
     """
     # These bring torch, which the ladder's own process does without.
-    from perfladder.capture.evict import Evictor
-    from perfladder.capture.replay import Replay
+    from perfladder.capturing.evict import Evictor
+    from perfladder.capturing.replay import Replay
 
     replay = Replay(loaded, Path(request.folder), path=request.path, is_synthetic=request.synthetic)
     manifest = replay.manifest
@@ -261,7 +271,7 @@ def _timing_reasons(timing: _Timing, manifest: Manifest) -> list[str]:
 
 
 def _output_signature(manifest: Manifest) -> dict[str, str]:
-    from perfladder.capture.nodes import leaves
+    from perfladder.capturing.nodes import leaves
 
     return {
         path: f"{leaf.tensor.dtype} {leaf.tensor.size}" if leaf.tensor else leaf.kind

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from perfladder.capture.store import CapturedCall
+from perfladder.capturing.store import CapturedCall
 from perfladder.errors import RungError, WorkloadError
 from perfladder.instrument import instrument
 from perfladder.models import Model, ResultWarning
@@ -34,7 +34,7 @@ from perfladder.trace.timeline import Timeline, report_timeline
 from perfladder.trace.work import OperatorCall
 
 if TYPE_CHECKING:
-    from perfladder.capture.replay import Replay
+    from perfladder.capturing.replay import Replay
     from perfladder.functional.sites import ModuleSites
     from perfladder.trace.model import Trace
 
@@ -132,7 +132,7 @@ def measure(loaded: LoadedTarget, request: KernelsRequest) -> KernelsResult:
         WorkloadError: The stage raised.
     """
     from perfladder import _torch_private
-    from perfladder.capture.replay import Replay
+    from perfladder.capturing.replay import Replay
     from perfladder.profiling.observers import Annotator
     from perfladder.trace.record import record_window, span
 

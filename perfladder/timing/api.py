@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from perfladder.errors import InputError
-from perfladder.instrument import named_modules_of
+from perfladder.in_place import wrap_object
 from perfladder.rungs.stages import StagesRequest, measure
-from perfladder.target import LoadedTarget
 from perfladder.timing.results import StagesResult
 from perfladder.timing.timer import Clock
-from perfladder.workload import Media, Metric, parse_workload
+from perfladder.workload import Media, Metric
 
 
 def time_stages(
@@ -52,32 +49,17 @@ def time_stages(
         InputError: The inputs do not fit the call, or a stage does not exist.
         WorkloadError: The object raised.
     """
-    if inputs is not None and not isinstance(inputs, Mapping):
-        raise InputError(f"inputs: expected a mapping of keyword arguments, got a {type(inputs).__name__}.")
-    workload = parse_workload(
-        {
-            "name": re.sub(r"[^A-Za-z0-9._-]", "-", type(obj).__name__).lstrip("._-") or "object",
-            "target": "in_place:object",
-            "call": call,
-            "stages": stages if stages == "auto" else list(stages),
-            "metric": metric,
-            "items_per_call": items_per_call,
-            "media": media.model_dump() if media else None,
-            "warmup_runs": warmup_runs,
-            "measured_runs": measured_runs,
-            "seed": seed,
-            "device": _device_of(obj),
-        }
+    loaded = wrap_object(
+        obj,
+        inputs,
+        call=call,
+        stages=stages if stages == "auto" else list(stages),
+        metric=metric,
+        items_per_call=items_per_call,
+        media=media.model_dump() if media else None,
+        warmup_runs=warmup_runs,
+        measured_runs=measured_runs,
+        seed=seed,
     )
-    loaded = LoadedTarget.of(obj, workload, inputs=inputs or {})
     result = measure(loaded, StagesRequest(), clock=clock)
     return result.model_copy(update={"device": str(loaded.device)})
-
-
-def _device_of(obj: Any) -> str:
-    """Where the object's weights are; an object without any runs where torch would by default."""
-    for _, module in named_modules_of(obj):
-        for parameter in module.parameters():
-            if parameter.device.type != "meta":
-                return str(parameter.device)
-    return "auto"

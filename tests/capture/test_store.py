@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-import perfladder.capture
-from perfladder.capture import store
-from perfladder.capture.encode import Encoder
-from perfladder.capture.store import (
+import perfladder.capturing
+from perfladder.capturing import store
+from perfladder.capturing.encode import Encoder
+from perfladder.capturing.store import (
     MANIFEST,
     TENSORS,
     CallContext,
@@ -158,7 +158,7 @@ def test_a_capture_half_written_over_an_older_one_is_refused(folder):
 
 def test_nothing_is_unpickled_and_no_code_is_imported_by_name():
     forbidden = {"pickle", "marshal", "shelve", "cloudpickle", "dill", "importlib", "runpy"}
-    for path in Path(perfladder.capture.__file__).parent.glob("*.py"):
+    for path in Path(perfladder.capturing.__file__).parent.glob("*.py"):
         tree = ast.parse(path.read_text())
         for node in ast.walk(tree):
             names = {alias.name.split(".")[0] for alias in node.names} if isinstance(node, ast.Import) else set()

@@ -10,11 +10,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from perfladder.capture.compare import Encoded, compare_tensors, compare_values
-from perfladder.capture.decode import Decoder, not_rebuildable
-from perfladder.capture.encode import Encoder
-from perfladder.capture.nodes import Node, leaves
-from perfladder.capture.types import CaptureType
+from perfladder.capturing.compare import Encoded, compare_tensors, compare_values
+from perfladder.capturing.decode import Decoder, not_rebuildable
+from perfladder.capturing.encode import Encoder
+from perfladder.capturing.nodes import Node, leaves
+from perfladder.capturing.types import CaptureType
 from perfladder.errors import CaptureError
 
 DTYPES = [

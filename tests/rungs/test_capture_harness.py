@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from perfladder.capture.store import read_manifest
+from perfladder.capturing.store import read_manifest
 from perfladder.errors import CaptureError, InputError, RungError, WorkloadError
 from perfladder.rungs import capture, harness
 from perfladder.rungs.capture import CaptureRequest, CaptureResult

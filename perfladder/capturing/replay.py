@@ -9,21 +9,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from perfladder.capture.compare import Difference, Encoded, compare_values
-from perfladder.capture.context import context_restored, restore_rng
-from perfladder.capture.decode import Decoder, not_rebuildable
-from perfladder.capture.encode import Encoder
-from perfladder.capture.nodes import Node, is_linked
-from perfladder.capture.state import read_state, write_state
-from perfladder.capture.store import CapturedCall, Manifest, read_manifest, read_storages
-from perfladder.capture.synthetic import random_blocks
-from perfladder.capture.types import capture_types
+from perfladder.capturing.compare import Difference, Encoded, compare_values
+from perfladder.capturing.context import context_restored, restore_rng
+from perfladder.capturing.decode import Decoder, not_rebuildable
+from perfladder.capturing.encode import Encoder
+from perfladder.capturing.nodes import Node, is_linked
+from perfladder.capturing.state import read_state, write_state
+from perfladder.capturing.store import CapturedCall, Manifest, read_manifest, read_storages
+from perfladder.capturing.synthetic import random_blocks
+from perfladder.capturing.types import capture_types
 from perfladder.errors import CaptureError
 from perfladder.instrument import Site, resolve_site
 from perfladder.target import LoadedTarget, user_code
 
 if TYPE_CHECKING:
-    from perfladder.capture.evict import Evictor
+    from perfladder.capturing.evict import Evictor
 
 _NS_PER_MS = 1e6
 _STATE = "state."

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from perfladder.capture.decode import Decoder
-from perfladder.capture.encode import Encoder
-from perfladder.capture.nodes import Node, leaves_of
+from perfladder.capturing.decode import Decoder
+from perfladder.capturing.encode import Encoder
+from perfladder.capturing.nodes import Node, leaves_of
 
 if TYPE_CHECKING:
     import torch

@@ -6,12 +6,12 @@ import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from perfladder.capture.context import read_context, rng_states
-from perfladder.capture.encode import BudgetError, Encoder
-from perfladder.capture.nodes import PLAIN, Node, is_linked, leaves_of
-from perfladder.capture.side_effects import side_effects
-from perfladder.capture.state import read_state, weight_changes
-from perfladder.capture.store import CapturedCall
+from perfladder.capturing.context import read_context, rng_states
+from perfladder.capturing.encode import BudgetError, Encoder
+from perfladder.capturing.nodes import PLAIN, Node, is_linked, leaves_of
+from perfladder.capturing.side_effects import side_effects
+from perfladder.capturing.state import read_state, weight_changes
+from perfladder.capturing.store import CapturedCall
 from perfladder.instrument import Observer, Site
 from perfladder.target import LoadedTarget
 
@@ -192,5 +192,5 @@ def _same(left: Node, right: Node, encoder: Encoder) -> bool:
         blocks = [encoder.storages[node.tensor.storage] for node in (left, right) if node.tensor]
         forms = [node.tensor.model_copy(update={"storage": 0}) for node in (left, right) if node.tensor]
         return blocks[0] == blocks[1] and forms[0] == forms[1]
-    items = [node.items or [] for node in (left, right)]
-    return len(items[0]) == len(items[1]) and all(_same(*pair, encoder) for pair in zip(*items, strict=True))
+    here, there = left.items or [], right.items or []
+    return len(here) == len(there) and all(_same(one, other, encoder) for one, other in zip(here, there, strict=True))

@@ -45,7 +45,7 @@ class _Watch:
                 seen[what] = None
         elif event in _EVENTS:
             first = arguments[0] if arguments else ""
-            where = f" ({first})" if isinstance(first, (str, bytes, os.PathLike)) and first else ""
+            where = f" ({os.fsdecode(first)})" if isinstance(first, (str, bytes, os.PathLike)) and first else ""
             if not _is_cache(str(first)):
                 seen[f"{_EVENTS[event]}{where}"] = None
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import JsonValue
 
-from perfladder.capture.nodes import Node, TensorNode, leaves, reach, torch_constants
-from perfladder.capture.types import CaptureType, capture_types
+from perfladder.capturing.nodes import Node, TensorNode, leaves, reach, torch_constants
+from perfladder.capturing.types import CaptureType, capture_types
 from perfladder.errors import CaptureError
 
 if TYPE_CHECKING:

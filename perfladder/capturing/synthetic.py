@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from perfladder.capture.encode import scramble
-from perfladder.capture.nodes import Node, TensorNode
-from perfladder.capture.store import Manifest
+from perfladder.capturing.encode import scramble
+from perfladder.capturing.nodes import Node, TensorNode
+from perfladder.capturing.store import Manifest
 
 if TYPE_CHECKING:
     import torch

@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from perfladder.capture.nodes import MAX_DEPTH, PLAIN, Node, reach, torch_constants
-from perfladder.capture.types import CaptureType, capture_types, field_names, type_name
+from perfladder.capturing.nodes import MAX_DEPTH, PLAIN, Node, reach, torch_constants
+from perfladder.capturing.types import CaptureType, capture_types, field_names, type_name
 from perfladder.errors import CaptureError
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class Encoder:
         for draft, span in self._tensors:
             draft["storage"] = span.number
             draft["offset"] -= span.low // draft.pop("element_bytes")
-        self._alive = []
+        self._alive.clear()
         return {name: Node.model_validate(draft) for name, draft in drafts.items()}
 
     def _begin(self, *, identity: bool) -> None:

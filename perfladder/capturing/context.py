@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import JsonValue
 
-from perfladder.capture.nodes import Node
-from perfladder.capture.store import CallContext
+from perfladder.capturing.nodes import Node
+from perfladder.capturing.store import CallContext
 from perfladder.target import LoadedTarget
 
 if TYPE_CHECKING:
-    from perfladder.capture.decode import Decoder
+    from perfladder.capturing.decode import Decoder
 
 Setting = tuple[Callable[[], Any], Callable[[Any], Any]]
 

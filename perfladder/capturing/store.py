@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, JsonValue, ValidationError
 
-from perfladder.capture.nodes import Node
+from perfladder.capturing.nodes import Node
 from perfladder.errors import CaptureError
 from perfladder.files import flush_to_disk, write_atomically
 from perfladder.models import SCHEMA_VERSION, Model, newer_schema
@@ -67,6 +67,9 @@ class Manifest(Model):
     torch_version: str
     stage: str
     owner_type: str
+    method: str | None = Field(
+        default=None, description="The owner's method that is the stage; None: the module itself."
+    )
     device: str
     work_digest: str
     calls_per_run: int
@@ -118,9 +121,9 @@ def _write_tensors(path: Path, blocks: list[torch.Tensor]) -> str:
     text = json.dumps(header).encode()
     # The format wants the numbers to begin at a multiple of eight bytes.
     text += b" " * (-len(text) % 8)
-    chunks = [struct.pack("<Q", len(text)) + text]
+    chunks: list[bytes | memoryview] = [struct.pack("<Q", len(text)) + text]
     for block in blocks:
-        view = memoryview(block.numpy())
+        view = memoryview(block.numpy())  # type: ignore[arg-type]
         chunks += [view[at : at + _CHUNK_BYTES] for at in range(0, len(view), _CHUNK_BYTES)]
     digest = hashlib.sha256()
 

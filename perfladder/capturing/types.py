@@ -15,7 +15,7 @@ from typing import Any
 from perfladder.errors import InputError
 
 ToState = Callable[[Any], Any]
-FromState = Callable[[type, Any], Any]
+FromState = Callable[[Any, Any], Any]
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def attributes(value: Any) -> dict[str, Any]:
 
 def with_attributes(kind: type, state: Mapping[str, Any]) -> Any:
     """An object with these attributes; its `__init__` is not called."""
-    made = kind.__new__(kind)
+    made = object.__new__(kind)
     vars(made).update(state)
     return made
 

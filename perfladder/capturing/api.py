@@ -1,0 +1,218 @@
+"""`capture` and `StageBenchHarness`: capture a stage of an object that is there, and replay it in a fresh process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from perfladder.capturing.store import read_manifest
+from perfladder.device_lock import device_lock
+from perfladder.errors import InputError, NotPossibleHereError
+from perfladder.in_place import wrap_object
+from perfladder.rungs import capture as capture_rung
+from perfladder.rungs import harness
+from perfladder.rungs.capture import CaptureRequest, CaptureResult
+from perfladder.rungs.harness import HarnessRequest, HarnessResult
+from perfladder.session import Request, Result, Session
+from perfladder.target import LoadRequest, load
+from perfladder.workload import Workload, WorkloadFile, load_workload, parse_workload
+
+Calls = Literal["default", "all"] | Sequence[int]
+
+
+def capture(
+    obj: Any,
+    stage: str,
+    folder: str | Path,
+    *,
+    inputs: Mapping[str, Any] | None = None,
+    call: str | None = None,
+    calls: Calls = "default",
+    runs: int = 1,
+    reference_runs: int = 5,
+    max_bytes: int | None = None,
+    redact: bool = False,
+    allow_side_effects: bool = False,
+    seed: int = 0,
+) -> CaptureResult:
+    """Save what a stage of an object receives and returns, while the whole object runs in this process.
+
+    Args:
+        obj: What to call: a pipeline, a module, any callable, or an object with a method.
+        stage: Call site below it, such as `unet`, `vae.decode`, `scheduler.step` or `encoder.layers.3`.
+        folder: Where the capture goes; it must not hold anything yet.
+        inputs: Keyword arguments of the call.
+        call: The method to call, such as `generate`; by default the object itself.
+        calls: Which of the stage's calls in a run: `default` (the first, a middle and the last one), `all`, or indices.
+        runs: How many runs to capture.
+        reference_runs: Runs before them that time the stage's calls in the pipeline.
+        max_bytes: Limit of the tensors' bytes; None: a quarter of the free disk, 4 GiB at most.
+        redact: Replace texts and numbers by meaningless ones of the same form: a capture holds users' prompts and
+            pictures.
+        allow_side_effects: Also where the stage writes files, starts processes or opens connections.
+        seed: Set before every run.
+
+    Returns:
+        What was captured; `status` is `not_applicable`, with the reason, where the stage cannot be replayed alone.
+
+    Raises:
+        InputError: The stage, a call or an input is wrong, or the folder holds something.
+        RungError: The stage was not called.
+        WorkloadError: The object raised.
+    """
+    request = capture_request(
+        stage,
+        folder,
+        calls=calls,
+        runs=runs,
+        reference_runs=reference_runs,
+        max_bytes=max_bytes,
+        redact=redact,
+        allow_side_effects=allow_side_effects,
+    )
+    return capture_rung.measure(wrap_object(obj, inputs, call=call, seed=seed), request)
+
+
+def capture_request(stage: str, folder: str | Path, **options: Any) -> CaptureRequest:
+    """Check what to capture and where.
+
+    Raises:
+        InputError: A value is wrong, or the folder holds something.
+    """
+    from pydantic import ValidationError
+
+    from perfladder.models import input_error
+
+    path = Path(folder)
+    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+        raise InputError(f"folder: {path} is there already. Name one that is not, or is empty.")
+    if not isinstance(options.get("calls"), str):
+        options["calls"] = list(options.get("calls") or [])
+    try:
+        return CaptureRequest(stage=stage, folder=str(path.absolute()), **options)
+    except ValidationError as error:
+        raise input_error(error, CaptureRequest, "capture") from error
+
+
+class StageBenchHarness:
+    """Replays a capture in a process of its own, which loads only the stage.
+
+    Args:
+        folder: The capture.
+        workload: What the capture was made of: a file, the name of a built-in, or a `Workload`. Its target is built,
+            and all but the stage is dropped before anything is moved to the device, if the factory does not move it.
+        factory: Instead of a workload a `module:function` or `file.py:function` that returns the stage alone, or the
+            object whose method it is.
+        factory_args: Arguments of that factory.
+        device: With a factory: where to run; by default where the capture was made.
+        log_path: Receives what the process prints; by default a temporary file.
+
+    A capture never says what to load: that comes from you.
+
+    Raises:
+        InputError: Neither or both of workload and factory are given.
+        CaptureError: The folder is no capture, or a damaged one.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        workload: str | Path | Workload | WorkloadFile | None = None,
+        factory: str | None = None,
+        factory_args: Mapping[str, Any] | None = None,
+        device: str | None = None,
+        log_path: str | Path | None = None,
+    ) -> None:
+        if (workload is None) == (factory is None):
+            raise InputError(
+                "Give either the workload that the capture was made of, or a factory (module:function) of the stage."
+            )
+        self.folder = Path(folder).absolute()
+        self.manifest = read_manifest(self.folder)
+        self._log_path = None if log_path is None else Path(log_path)
+        if factory is not None:
+            self._path = self.manifest.method if self.manifest.method not in (None, "__call__") else ""
+            fields = {"name": "stage", "target": factory, "target_args": dict(factory_args or {})}
+            self._file = WorkloadFile(
+                parse_workload({**fields, "device": device or self.manifest.device}, what="factory"), Path.cwd()
+            )
+            return
+        self._path = self.manifest.stage
+        if isinstance(workload, Workload):
+            self._file = WorkloadFile(workload, Path.cwd())
+        else:
+            self._file = workload if isinstance(workload, WorkloadFile) else load_workload(str(workload))
+        if self._file.workload.nproc > 1:
+            raise NotPossibleHereError("nproc: a stage that runs on several ranks cannot be replayed in one process.")
+
+    def run(
+        self, *, repeats: int = 20, synthetic: bool = False, tell: Callable[[str], None] = lambda _: None
+    ) -> HarnessResult:
+        """Load the stage in a fresh process, replay every captured call, and judge the replay.
+
+        Args:
+            repeats: Timed repeats of each captured call.
+            synthetic: Random numbers in place of the captured ones; nothing is then proven.
+            tell: Receives lines of progress.
+
+        Raises:
+            CaptureError: The capture cannot be used on this target.
+            WorkloadError: The target could not be built, or the stage raised.
+        """
+        request = HarnessRequest(folder=str(self.folder), repeats=repeats, path=self._path, synthetic=synthetic)
+        return in_session(
+            self._file, harness.measure, request, only=self._path, log_path=self._log_path, tell=tell, what="replaying"
+        )
+
+
+def capture_workload(
+    file: WorkloadFile, request: CaptureRequest, *, tell: Callable[[str], None] = lambda _: None
+) -> CaptureResult:
+    """Capture a stage of a workload in a process of its own.
+
+    Raises:
+        NotPossibleHereError: The workload runs on several ranks.
+        PerfladderError: As `capture`.
+    """
+    if file.workload.nproc > 1:
+        raise NotPossibleHereError("nproc: a stage that runs on several ranks cannot be captured alone.")
+    return in_session(file, capture_rung.measure, request, tell=tell, what="capturing")
+
+
+def in_session(
+    file: WorkloadFile,
+    measure: Callable[[Any, Request], Result],
+    request: Request,
+    *,
+    tell: Callable[[str], None],
+    what: str,
+    only: str | None = None,
+    log_path: Path | None = None,
+) -> Result:
+    """Load the workload in a fresh process and measure there, alone on its device.
+
+    Args:
+        file: The workload.
+        measure: A rung's measuring function.
+        request: For it.
+        tell: Receives lines of progress.
+        what: What the measuring is called there.
+        only: The stage to load alone.
+        log_path: Receives what the process prints; None: nowhere that stays.
+    """
+    timeout_s = file.workload.timeout_s
+    with contextlib.ExitStack() as stack:
+        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="perfladder-"))
+        log_path = log_path or Path(scratch) / "session.log"
+        session = stack.enter_context(Session(file, log_path=log_path, environment=dict(os.environ)))
+        tell("loading the target" if only is None else "loading the stage")
+        info = session.call(load, LoadRequest(only=only), timeout_s=timeout_s)
+        for name in info.lock_names:
+            stack.enter_context(device_lock(name, tell=tell))
+        tell(what)
+        return session.call(measure, request, timeout_s=timeout_s)

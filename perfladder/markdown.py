@@ -1,0 +1,35 @@
+"""Markdown from templates: what the templates of every package share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+
+@cache
+def templates(package: str, *filters: Callable[..., str]) -> Environment:
+    """The templates of a package; each filter has its function's name without a leading underscore.
+
+    A name that a template uses and its data lack is an error.
+    """
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader(package),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
+    environment.filters.update({function.__name__.lstrip("_"): function for function in (cell, *filters)})
+    return environment
+
+
+def cell(value: Any) -> str:
+    """Text that cannot break out of a Markdown table cell."""
+    return str(value).replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ").replace("`", "'")
