@@ -90,8 +90,9 @@ def capture_request(stage: str, folder: str | Path, **options: Any) -> CaptureRe
     path = Path(folder)
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
         raise InputError(f"folder: {path} is there already. Name one that is not, or is empty.")
-    if not isinstance(options.get("calls"), str):
-        options["calls"] = list(options.get("calls") or [])
+    calls = options.get("calls", "default")
+    if not isinstance(calls, str):
+        options["calls"] = list(calls)
     try:
         return CaptureRequest(stage=stage, folder=str(path.absolute()), **options)
     except ValidationError as error:

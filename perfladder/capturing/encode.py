@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from perfladder.capturing.nodes import MAX_DEPTH, PLAIN, Node, reach, torch_constants
-from perfladder.capturing.types import CaptureType, capture_types, field_names, type_name
+from perfladder.capturing.types import CaptureType, capture_types, fields_of, type_name
 from perfladder.errors import CaptureError
 
 if TYPE_CHECKING:
@@ -209,15 +209,14 @@ class Encoder:
         if known is not None and known.to_state is not None:
             state = self._draft(known.to_state(value), path, depth + 1)
             return {"kind": "object", "type_name": known.name, "items": [state]}
-        names = field_names(value)
-        if names is None or kind is dict:
+        fields = None if kind is dict else fields_of(value)
+        if fields is None:
             return self._refuse(path, f"a {type_name(kind)} cannot be stored; see register_capture_type()")
-        fields = value if isinstance(value, Mapping) else {name: getattr(value, name) for name in names}
         return {
             "kind": "record",
             "type_name": type_name(kind),
-            "keys": names,
-            "items": inner((name, fields[name]) for name in names),
+            "keys": list(fields),
+            "items": inner(fields.items()),
         }
 
     def _array(self, value: Any, path: str) -> Draft:

@@ -49,17 +49,18 @@ def type_name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def field_names(value: Any) -> list[str] | None:
-    """Names of the fields that a value is made of; None if it is no named tuple, dataclass or mapping with such keys.
+def fields_of(value: Any) -> dict[str, Any] | None:
+    """The named fields that a value is made of; None if it is no named tuple, dataclass or mapping by names.
 
     torch's own result tuples, as `torch.max` returns them, are not among them.
     """
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return list(value._fields)
+        return dict(zip(value._fields, value, strict=True))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return [field.name for field in dataclasses.fields(value) if hasattr(value, field.name)]
+        names = [field.name for field in dataclasses.fields(value) if hasattr(value, field.name)]
+        return {name: getattr(value, name) for name in names}
     if isinstance(value, Mapping) and all(type(key) is str for key in value):
-        return list(value)
+        return dict(value)
     return None
 
 
@@ -70,7 +71,7 @@ def attributes(value: Any) -> dict[str, Any]:
 
 def with_attributes(kind: type, state: Mapping[str, Any]) -> Any:
     """An object with these attributes; its `__init__` is not called."""
-    made = object.__new__(kind)
+    made: Any = object.__new__(kind)
     vars(made).update(state)
     return made
 

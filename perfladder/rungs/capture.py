@@ -6,7 +6,7 @@ import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
@@ -36,7 +36,7 @@ class CaptureRequest(Model):
 
     stage: str
     folder: str
-    calls: Literal["default", "all"] | list[int] = Field(
+    calls: Literal["default", "all"] | Annotated[list[int], Field(min_length=1)] = Field(
         default="default", description="Indices in a run; `default` is the first, a middle and the last one."
     )
     runs: int = Field(default=1, gt=0, description="How many runs are captured.")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from perfladder.capturing.compare import Encoded, compare_tensors, compare_values
 from perfladder.capturing.decode import Decoder, not_rebuildable
-from perfladder.capturing.encode import Encoder
+from perfladder.capturing.encode import BudgetError, Encoder
 from perfladder.capturing.nodes import Node, leaves
 from perfladder.capturing.types import CaptureType
 from perfladder.errors import CaptureError
@@ -98,7 +98,14 @@ PLAIN = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.compl
 KEYS = st.one_of(st.text(), st.integers(), st.booleans(), st.none())
 VALUES = st.recursive(
     st.one_of(
-        PLAIN, tensors(), st.sampled_from([torch.float16, torch.device("cpu"), torch.channels_last, torch.Size([2, 3])])
+        PLAIN,
+        tensors(),
+        st.sampled_from([torch.float16, torch.device("cpu"), torch.channels_last, torch.Size([2, 3]), ...]),
+        st.binary(max_size=8),
+        st.builds(slice, st.none() | st.integers(-3, 3), st.none() | st.integers(-3, 3)),
+        st.builds(range, st.integers(-3, 3), st.integers(-3, 3)),
+        st.sets(st.integers() | st.text(), max_size=3),
+        st.frozensets(st.integers(), max_size=3),
     ),
     lambda inner: st.one_of(
         st.lists(inner, max_size=4), st.lists(inner, max_size=4).map(tuple), st.dictionaries(KEYS, inner, max_size=4)
@@ -436,3 +443,86 @@ def test_unusual_dtypes_can_be_compared(dtype):
     difference = compare_tensors(left, right)
     assert difference is not None
     assert difference.max_abs_error == 2.0
+
+
+# Objects that are one in several places
+
+
+def identity_round_trip(values, types=None):
+    encoder = Encoder()
+    nodes = encoder.encode(values, identity=True)
+    assert encoder.unsupported == {}
+    return Decoder(encoder.blocks, encoder.storages, types=types).decode(nodes)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(VALUES)
+def test_one_object_in_two_places_is_one_again(value):
+    holder = [value]
+    back = identity_round_trip({"args": (holder, {"again": holder}), "kwargs": {"x": [holder]}})
+    first = back["args"][0]
+    assert same(holder, first)
+    assert first is back["args"][1]["again"] is back["kwargs"]["x"][0]
+
+
+def test_one_tensor_passed_twice_is_one_tensor_again():
+    # nn.MultiheadAttention asks whether query, key and value are the same object.
+    x = torch.ones(2, 3)
+    back = identity_round_trip({"args": (x, x, x.clone())})["args"]
+    assert back[0] is back[1]
+    assert back[2] is not back[0]
+    back[0].zero_()
+    assert back[2].sum() == 6, "equal bytes are stored once, and are memories of their own again"
+
+
+def test_equal_memories_are_stored_once():
+    encoder = Encoder()
+    for _ in range(3):
+        encoder.encode({"x": torch.arange(1000.0), "y": torch.arange(1000.0)})
+    assert encoder.num_bytes == 4000
+    assert len(encoder.storages) == 6
+
+
+def test_memories_that_only_have_one_sum_are_kept_apart():
+    encoder = Encoder()
+    left, right = torch.tensor([1, 2]), torch.tensor([2, 1])
+    nodes = encoder.encode({"x": left, "y": right})
+    back = Decoder(encoder.blocks, encoder.storages).decode(nodes)
+    assert (back["x"].tolist(), back["y"].tolist()) == ([1, 2], [2, 1])
+
+
+def test_budget_is_asked_before_anything_is_copied():
+    encoder = Encoder(max_bytes=100)
+    encoder.encode({"x": torch.ones(10)})
+    with pytest.raises(BudgetError, match="400 bytes more would exceed the limit of 100 bytes"):
+        encoder.encode({"x": torch.ones(100)})
+    assert encoder.num_bytes == 40
+    encoder.encode({"x": torch.ones(5)})
+
+
+def test_redacted_values_keep_their_form_and_nothing_else():
+    encoder = Encoder(redact=True)
+    given = {
+        "prompt": "a secret lighthouse",
+        "ids": torch.tensor([5, 900, 7]),
+        "image": torch.full((2, 3), 123.0),
+        "mask": torch.tensor([True, False]),
+        "raw": b"secret",
+        "steps": 4,
+        "generator": torch.Generator().manual_seed(3),
+    }
+    nodes = encoder.encode({"kwargs": given, "state": "kept"}, keep=["state"])
+    text = json.dumps([node.model_dump(mode="json") for node in nodes.values()])
+    assert "secret" not in text
+    assert b"secret".hex() not in text
+    back = Decoder(encoder.blocks, encoder.storages).decode(nodes)
+    assert back["state"] == "kept"
+    kwargs = back["kwargs"]
+    assert kwargs["prompt"] == "x" * len(given["prompt"])
+    assert kwargs["ids"].dtype == torch.int64
+    assert ((kwargs["ids"] >= 5) & (kwargs["ids"] <= 900)).all(), "an index stays an index"
+    assert not (kwargs["image"] == 123).any()
+    assert kwargs["image"].shape == (2, 3)
+    assert kwargs["mask"].dtype == torch.bool
+    assert (kwargs["raw"], kwargs["steps"]) == (bytes(6), 4)
+    assert torch.equal(kwargs["generator"].get_state(), given["generator"].get_state())

@@ -1,0 +1,334 @@
+"""What a capture of a live object holds, and what a replay of it proves; in this process."""
+
+import os
+import subprocess
+
+import pytest
+import torch
+from torch import nn
+
+import perfladder as pl
+from perfladder.capturing.decode import Decoder
+from perfladder.capturing.evict import Evictor, _cpu_cache_bytes
+from perfladder.capturing.replay import Replay
+from perfladder.capturing.side_effects import side_effects
+from perfladder.capturing.store import read_manifest, read_storages
+from perfladder.errors import InputError
+from perfladder.in_place import wrap_object
+from perfladder.rungs import harness
+from perfladder.rungs.harness import HarnessRequest
+
+
+class Pipe:
+    """Calls a stage a few times."""
+
+    def __init__(self, stage, calls=4):
+        self.stage, self.calls = stage, calls
+
+    def __call__(self, x=None, prompt="a secret"):
+        x = torch.ones(2, 3) if x is None else x
+        for _ in range(self.calls):
+            x = self.use(x, prompt)
+        return x
+
+    def use(self, x, prompt):
+        return self.stage(x)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "capture"
+
+
+@pytest.fixture
+def capture(folder):
+    def run(pipe, stage="stage", **options):
+        return pl.capture(pipe, stage, folder, **{"reference_runs": 1, **options})
+
+    return run
+
+
+@pytest.fixture
+def replay(folder):
+    def run(pipe, **request):
+        return harness.measure(wrap_object(pipe, None), HarnessRequest(folder=str(folder), repeats=2, **request))
+
+    return run
+
+
+class Plain(nn.Module):
+    def forward(self, x):
+        return x + 1
+
+
+# Which calls
+
+
+@pytest.mark.parametrize(
+    ("calls", "expected"), [("default", [0, 2, 3]), ("all", [0, 1, 2, 3]), ([1], [1]), ([-1, 0], [0, 3])]
+)
+def test_calls_are_chosen(capture, calls, expected):
+    assert capture(Pipe(Plain()), calls=calls).captured_calls == expected
+
+
+def test_several_runs(capture, folder):
+    assert capture(Pipe(Plain(), calls=2), runs=2).captured_calls == [0, 1, 0, 1]
+    assert [(call.run, call.index) for call in read_manifest(folder).calls] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
+def test_call_that_is_not_there_and_folder_that_is_are_refused(capture, folder):
+    with pytest.raises(InputError, match=r"calls: the stage is called 4 times a run, so there is no call 9"):
+        capture(Pipe(Plain()), calls=[9])
+    folder.mkdir()
+    (folder / "notes.txt").write_text("mine")
+    with pytest.raises(InputError, match="is there already"):
+        capture(Pipe(Plain()))
+    assert (folder / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("options", [{"runs": 0}, {"max_bytes": -1}, {"calls": "some"}, {"calls": ["a"]}, {"calls": []}])
+def test_wrong_options_name_their_field(capture, options):
+    with pytest.raises(InputError, match=next(iter(options))):
+        capture(Pipe(Plain()), **options)
+
+
+# State
+
+
+class Cached(nn.Module):
+    """Keeps a list, a counter, a buffer and a flag; every call depends on all of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen: list[torch.Tensor] = []
+        self.count = 0
+        self.register_buffer("total", torch.zeros(3), persistent=False)
+        self.inner = nn.Dropout(0.5)
+
+    def forward(self, x):
+        self.count += 1
+        self.total += x.sum(0)
+        self.seen.append(x)
+        self.inner.train(self.count % 2 == 0)
+        return self.inner(x + self.total + sum(self.seen)) * self.count
+
+
+def test_state_of_a_module_is_captured_restored_and_checked(capture, replay, folder):
+    result = capture(Pipe(Cached()), calls="all")
+    assert result.changed_state == ["count", "inner.training", "seen", "total"]
+    pipe = Pipe(Cached())
+    found = replay(pipe)
+    assert found.parity == "exact"
+    assert not any(call.second_replay_differs for call in found.calls)
+    assert (pipe.stage.count, pipe.stage.seen, pipe.stage.total.tolist()) == (0, [], [0, 0, 0]), "put back"
+
+
+def test_state_that_a_call_leaves_otherwise_is_found(capture, replay):
+    capture(Pipe(Cached()), calls=[1])
+
+    class Forgetful(Cached):
+        __qualname__ = Cached.__qualname__
+
+        def forward(self, x):
+            result = super().forward(x)
+            self.total.zero_()
+            return result
+
+    Forgetful.__module__ = Cached.__module__
+    found = replay(Pipe(Forgetful()))
+    assert found.parity == "different"
+    assert "state.total" in found.calls[0].parity.differing
+    assert found.calls[0].parity.differing.keys() == {"state.total"}
+
+
+def test_object_that_is_input_and_state_at_once_stays_one(capture, replay):
+    class Keeps(nn.Module):
+        def forward(self, bag):
+            if not hasattr(self, "bag"):
+                self.bag = bag
+            self.bag.append(torch.ones(1))
+            return torch.tensor(float(len(bag)))
+
+    class Shares(Pipe):
+        def __call__(self):
+            bag = []
+            self.stage.__dict__.pop("bag", None)
+            return [self.stage(bag) for _ in range(3)]
+
+    capture(Shares(Keeps()), calls="all")
+    assert replay(Shares(Keeps())).parity == "exact"
+
+
+def test_inputs_that_a_call_changes_are_compared_after_it(capture, replay):
+    class InPlace(nn.Module):
+        def forward(self, x):
+            x.add_(1)
+
+    class Uses(Pipe):
+        def use(self, x, prompt):
+            self.stage(x)
+            return x
+
+    assert capture(Uses(InPlace())).mutated_inputs == ["args.0"]
+    assert replay(Uses(InPlace())).parity == "exact"
+
+    class Other(nn.Module):
+        __qualname__ = InPlace.__qualname__
+
+        def forward(self, x):
+            x.add_(2)
+
+    found = replay(Uses(Other()))
+    assert found.parity == "different"
+    assert "args.0" in found.calls[0].parity.differing
+
+
+def test_weights_that_a_call_changes_make_it_not_applicable(capture):
+    class Learns(nn.Linear):
+        @torch.no_grad()
+        def forward(self, x):
+            self.weight.add_(1)
+            return super().forward(x)
+
+    result = capture(Pipe(Learns(3, 3)))
+    assert result.status == "not_applicable"
+    assert "changes its own weights (weight; 1)" in result.reason
+
+
+# Settings
+
+
+def test_settings_of_torch_are_those_of_the_call(capture, replay, folder):
+    seen = []
+
+    class Looks(nn.Module):
+        def forward(self, x):
+            seen.append((torch.backends.cuda.flash_sdp_enabled(), torch.backends.cudnn.benchmark))
+            return x
+
+    class Sets(Pipe):
+        def use(self, x, prompt):
+            with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+                return self.stage(x)
+
+    before = torch.backends.cuda.flash_sdp_enabled(), torch.backends.cudnn.benchmark
+    capture(Sets(Looks()))
+    assert read_manifest(folder).calls[0].context.settings["cuda.flash_sdp"] is False
+    seen.clear()
+    replay(Sets(Looks()))
+    assert set(seen) == {(False, before[1])}
+    assert (torch.backends.cuda.flash_sdp_enabled(), torch.backends.cudnn.benchmark) == before
+
+
+# The outside
+
+
+@pytest.mark.parametrize(
+    ("act", "what"),
+    [
+        (lambda path: path.write_text("x"), "writes a file"),
+        (lambda path: os.open(path, os.O_WRONLY | os.O_CREAT), "writes a file"),
+        (lambda path: subprocess.run(["true"], check=True), "starts a process"),
+        (lambda path: (path.write_text("x"), path.unlink()), "removes a file"),
+    ],
+)
+def test_side_effects_are_seen(tmp_path, act, what):
+    with side_effects() as found:
+        act(tmp_path / "out.txt")
+    assert any(what in effect for effect in found)
+    with side_effects() as found:
+        (tmp_path / "in.txt").exists()
+        open(os.devnull, "w").close()
+    assert list(found) == []
+
+
+def test_stage_that_writes_a_file_is_refused_unless_allowed(capture, replay, tmp_path):
+    log = tmp_path / "log.txt"
+
+    class Logs(nn.Module):
+        def forward(self, x):
+            with log.open("a") as file:
+                file.write("called\n")
+            return x
+
+    result = capture(Pipe(Logs()))
+    assert result.status == "not_applicable"
+    assert f"writes a file ({log})" in result.reason
+    assert result.side_effects == [f"writes a file ({log})"]
+    assert capture(Pipe(Logs()), allow_side_effects=True).status == "done"
+    assert replay(Pipe(Logs())).parity == "exact"
+
+
+# Redacted and synthetic data
+
+
+def test_redacted_capture_holds_nothing_of_the_user(capture, replay, folder):
+    class Prompted(nn.Module):
+        def forward(self, x, prompt):
+            return x * 2 + len(prompt)
+
+    class Uses(Pipe):
+        def use(self, x, prompt):
+            return self.stage(x, prompt=prompt)
+
+    result = capture(Uses(Prompted()), redact=True, inputs={"x": torch.full((2, 3), 77.0)})
+    assert result.is_redacted
+    assert [warning.code for warning in result.warnings] == ["CAPTURE_REDACTED"]
+    assert result.input_signature["kwargs.prompt"] == "text of 8 characters"
+    manifest = read_manifest(folder)
+    blocks = read_storages(folder, manifest)
+    values = Decoder(blocks, manifest.storages).decode(manifest.calls[0].inputs)
+    assert values["kwargs"] == {"prompt": "xxxxxxxx"}
+    assert not (values["args"][0] == 77).any()
+    everything = b"".join(path.read_bytes() for path in folder.iterdir())
+    assert b"secret" not in everything
+    found = replay(Uses(Prompted()))
+    assert (found.data, found.parity) == ("redacted", None)
+    assert found.is_faithful is not True
+    assert "REPLAY_NOT_REAL_DATA" in {warning.code for warning in found.warnings}
+
+
+def test_prompt_never_reaches_the_result(capture):
+    class Prompted(nn.Module):
+        def forward(self, prompt):
+            return torch.ones(len(prompt))
+
+    class Uses(Pipe):
+        def use(self, x, prompt):
+            return self.stage(prompt)
+
+    assert "secret" not in capture(Uses(Prompted())).model_dump_json()
+
+
+def test_synthetic_replay_is_called_so(capture, replay):
+    capture(Pipe(Plain()))
+    found = replay(Pipe(Plain()), synthetic=True)
+    assert (found.data, found.parity) == ("synthetic", None)
+    assert found.is_faithful is not True
+
+
+# Short calls
+
+
+def test_short_calls_are_timed_with_emptied_caches_too(capture, replay):
+    capture(Pipe(Plain()))
+    found = replay(Pipe(Plain()))
+    assert all(len(call.evicted_ms.values) == 2 for call in found.calls)
+    ratios = {"warm": found.warm_timing_ratio, "evicted": found.evicted_timing_ratio}
+    assert found.timing_ratio == ratios[found.caches]
+    assert abs(found.timing_ratio - 1) == min(abs(ratio - 1) for ratio in ratios.values())
+
+
+def test_size_of_the_last_cache_is_read(tmp_path):
+    for index, size in enumerate(["48K", "2048K", "32M"]):
+        (tmp_path / f"index{index}").mkdir()
+        (tmp_path / f"index{index}" / "size").write_text(size + "\n")
+    assert _cpu_cache_bytes(tmp_path) == 32 << 20
+    assert _cpu_cache_bytes(tmp_path / "nothing") == 64 << 20
+    assert Evictor(torch.device("cpu")).num_bytes <= 64 << 20
+
+
+def test_stage_of_another_class_is_refused_by_its_name(capture, folder):
+    capture(Pipe(Plain()))
+    with pytest.raises(Exception, match=r"was captured from a .*Plain, but 'stage' is a .*Linear here"):
+        Replay(wrap_object(Pipe(nn.Linear(3, 3)), None), folder)
