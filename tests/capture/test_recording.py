@@ -86,7 +86,9 @@ def test_call_that_is_not_there_and_folder_that_is_are_refused(capture, folder):
     assert (folder / "notes.txt").read_text() == "mine"
 
 
-@pytest.mark.parametrize("options", [{"runs": 0}, {"max_bytes": -1}, {"calls": "some"}, {"calls": ["a"]}, {"calls": []}])
+@pytest.mark.parametrize(
+    "options", [{"runs": 0}, {"max_bytes": -1}, {"calls": "some"}, {"calls": ["a"]}, {"calls": []}]
+)
 def test_wrong_options_name_their_field(capture, options):
     with pytest.raises(InputError, match=next(iter(options))):
         capture(Pipe(Plain()), **options)
