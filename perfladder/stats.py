@@ -17,6 +17,10 @@ Unit = Literal["runs", "launches"]
 Verdict = Literal["faster", "slower", "no_difference", "undecided"]
 
 _RESAMPLES = 2000
+_FEW_RESAMPLES = 400
+_MANY_PAIRS = 200
+"""Above so many pairs fewer resamples are taken: their cost grows with the square, and the interval is narrow then."""
+_CHUNK = 1 << 21
 _LEVEL = 0.95
 _POWER = 0.8
 
@@ -123,6 +127,18 @@ def ratio_of_medians(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarr
     return result
 
 
+def typical_ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
+    """Typical ratio of pairs along the last axis: the pseudo-median of its logarithms, exponentiated.
+
+    What lasts over both runs of a pair cancels in it, which a ratio of medians does not see.
+
+    Source:
+        Hodges and Lehmann (1963), "Estimates of Location Based on Rank Tests".
+    """
+    result: np.ndarray = np.exp(_pseudo_median(np.log(numerator / denominator)))
+    return result
+
+
 class Comparison(Model):
     """Whether a candidate is faster than its baseline, and what the samples could have shown at all."""
 
@@ -131,7 +147,9 @@ class Comparison(Model):
     unit: Unit = Field(description="What was resampled: interleaved runs in pairs, or process launches.")
     num_baseline: int = Field(description="Sample size of the baseline, in `unit`.")
     num_candidate: int = Field(description="Sample size of the candidate, in `unit`.")
-    speedup: float | None = Field(description="Median of the baseline over that of the candidate; above 1 is faster.")
+    speedup: float | None = Field(
+        description="Baseline over candidate, above 1 is faster: the typical ratio of pairs, or the ratio of medians."
+    )
     interval: Interval | None = Field(default=None, description="Of the speedup, 95 %.")
     p_value: float | None = Field(
         default=None, description="Mann-Whitney, two-sided, of `unit`; no part of the verdict, since it knows no pairs."
@@ -155,11 +173,13 @@ def compare_samples(
     aa_noise_floor: float | None = None,
     seed: int = 0,
 ) -> Comparison:
-    """Compare two sides by the ratio of their medians; the verdict rests on the 95 % interval of that ratio.
+    """Compare two sides by a ratio of their times; the verdict rests on the 95 % interval of that ratio.
 
-    Interleaved sides are resampled in blocks of consecutive pairs (run i of one side with run i of the other), so that
-    what disturbs both cancels and what lasts over runs is not counted as if it were independent. Otherwise one sample
-    is a process launch (the median of its runs): runs of one process are no independent samples of anything.
+    Interleaved sides are compared pair by pair (run i of one side with run i of the other), by `typical_ratio`, so that
+    what disturbs both cancels. Its interval is the wider of two: one from resampling blocks of consecutive pairs, so
+    that what lasts over runs is not counted as if it were independent; and the one that the signed-rank test leaves,
+    which is exact for independent pairs however few. Otherwise one sample is a process launch (the median of its runs):
+    runs of one process are no independent samples of anything.
 
     Args:
         baseline: Times above 0, in any unit.
@@ -180,9 +200,10 @@ def compare_samples(
 
     Source:
         Blocks: Politis and Romano (1992), circular block bootstrap; their length: `_block_length`.
-        Interval of pairs: Hesterberg (2015), "What Teachers Should Know about the Bootstrap", expanded percentiles,
-        with sqrt(n / (n - block length)) for his sqrt(n / (n - 1)); of launches: plain percentiles, which for the
-        median of 5 already span all of them.
+        Signed-rank interval: Hollander, Wolfe and Chicken (2014), Nonparametric Statistical Methods, section 3.3.
+        Interval of resampled pairs: Hesterberg (2015), "What Teachers Should Know about the Bootstrap", expanded
+        percentiles, with sqrt(n / (n - block length)) for his sqrt(n / (n - 1)); of launches: plain percentiles, which
+        for the median of 5 already span all of them.
         Launches as unit: Kalibera and Jones (2013), "Rigorous Benchmarking in Reasonable Time".
         Detectable difference: Bloom (1995), "Minimum Detectable Effects".
     """
@@ -191,8 +212,7 @@ def compare_samples(
             raise InputError(f"{name} is {value}; expected a relative change such as 0.02, from 0 up.")
     unit: Unit = "runs" if interleaved else "launches"
     first, second = _sides({"baseline": baseline, "candidate": candidate}, unit)
-    medians = float(np.median(first)), float(np.median(second))
-    speedup = medians[0] / medians[1] if min(medians) > 0 else None
+    speedup = _ratio_of(first, second, unit)
     obstacle = _obstacle(first, second, unit)
     if obstacle is not None:
         return Comparison(
@@ -254,7 +274,9 @@ def noise_floor(
     first, second = _sides({"samples": samples, "repeat": samples if repeat is None else repeat}, unit)
     if _obstacle(first, second, unit) is not None:
         return None
-    apart = abs(math.log(float(np.median(first) / np.median(second))))
+    ratio = _ratio_of(first, second, unit)
+    assert ratio is not None, "samples of zero are an obstacle"
+    apart = abs(math.log(ratio))
     return max(_resample(first, second, unit, seed).noise_floor, math.expm1(apart))
 
 
@@ -263,7 +285,7 @@ _UNIT_IN_WORDS: dict[Unit, str] = {"runs": "an interleaved run", "launches": "a 
 
 @dataclass(frozen=True)
 class _Bootstrap:
-    """What resampling tells of the ratio of medians."""
+    """What resampling tells of the ratio."""
 
     interval: Interval
     noise_floor: float
@@ -313,13 +335,15 @@ def _obstacle(first: np.ndarray, second: np.ndarray, unit: Unit) -> str | None:
 
 
 def _resample(first: np.ndarray, second: np.ndarray, unit: Unit, seed: int) -> _Bootstrap:
-    """Bootstrap the logarithm of the ratio of medians; what it draws makes a swap of the sides the very inverse."""
+    """Bootstrap the logarithm of the ratio; what it draws makes a swap of the sides the very inverse."""
     generator = np.random.default_rng(seed)
     size = min(len(first), len(second))
     if unit == "runs":
-        block_length = _block_length(np.log(first / second))
+        pairs = np.log(first / second)
+        block_length = _block_length(pairs)
         indices = _block_indices(generator, size, block_length)
-        log_ratios = np.log(ratio_of_medians(first[indices], second[indices]))
+        log_ratios = _pseudo_median(pairs[indices if size <= _MANY_PAIRS else indices[:_FEW_RESAMPLES]])
+        bounds = _signed_rank_interval(pairs)
         # Of independent pairs, blocks show only this part of the median's variance: Var* = Var (1 - length / n).
         widening = math.sqrt(size / (size - block_length))
         tail = _expanded_tail(size, widening)
@@ -329,14 +353,55 @@ def _resample(first: np.ndarray, second: np.ndarray, unit: Unit, seed: int) -> _
         log_ratios = np.concatenate(
             [np.log(ratio_of_medians(_drawn(first, one), _drawn(second, other))) for one, other in (draws, draws[::-1])]
         )
-    deviations = np.abs(log_ratios - math.log(float(np.median(first) / np.median(second))))
-    low, high = np.exp(np.quantile(log_ratios, [tail, 1 - tail]))
+        bounds = math.inf, -math.inf
+    ratio = _ratio_of(first, second, unit)
+    assert ratio is not None, "samples of zero are an obstacle"
+    deviations = np.abs(log_ratios - math.log(ratio))
+    resampled = np.quantile(log_ratios, [tail, 1 - tail])
+    low, high = np.exp([min(resampled[0], bounds[0]), max(resampled[1], bounds[1])])
     return _Bootstrap(
         interval=Interval(low=float(low), high=float(high)),
         noise_floor=float(np.expm1(np.quantile(deviations, 1 - 2 * tail))),
         detectable=_detectable(widening * float(log_ratios.std()), size),
         block_length=block_length,
     )
+
+
+def _ratio_of(first: np.ndarray, second: np.ndarray, unit: Unit) -> float | None:
+    """The sides' ratio; None where times are zero."""
+    if unit == "runs" and min(first.min(), second.min()) > 0:
+        return float(typical_ratio(first, second))
+    medians = float(np.median(first)), float(np.median(second))
+    return medians[0] / medians[1] if min(medians) > 0 else None
+
+
+def _pseudo_median(values: np.ndarray) -> np.ndarray:
+    """Median of the means of all pairs of values, each with itself too, along the last axis."""
+    rows = values.reshape(-1, values.shape[-1])
+    left, right = np.triu_indices(rows.shape[1])
+    chunk = max(1, _CHUNK // len(left))
+    parts = [
+        np.median((rows[at : at + chunk, left] + rows[at : at + chunk, right]) / 2, axis=-1)
+        for at in range(0, len(rows), chunk)
+    ]
+    result: np.ndarray = np.concatenate(parts).reshape(values.shape[:-1])
+    return result
+
+
+def _signed_rank_interval(values: np.ndarray) -> tuple[float, float]:
+    """Values of the middle that the two-sided signed-rank test does not reject at 5 %."""
+    left, right = np.triu_indices(len(values))
+    means = np.sort((values[left] + values[right]) / 2)
+    # How many subsets of the ranks 1 to n have which sum: each is as likely as any other.
+    counts = np.ones(1)
+    for rank in range(1, len(values) + 1):
+        longer = np.zeros(len(counts) + rank)
+        longer[: len(counts)] += counts / 2
+        longer[rank:] += counts / 2
+        counts = longer
+    num_rejected = int(np.searchsorted(np.cumsum(counts), (1 - _LEVEL) / 2, side="right"))
+    index = max(num_rejected - 1, 0)
+    return float(means[index]), float(means[-1 - index])
 
 
 def _drawn(values: np.ndarray, draws: np.ndarray) -> np.ndarray:

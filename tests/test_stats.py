@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
+from perfladder import stats
 from perfladder.errors import InputError
 from perfladder.stats import (
     Comparison,
@@ -198,7 +199,7 @@ def test_noise_that_lasts_is_resampled_in_longer_blocks():
 
 def test_difference_below_the_effect_asked_for_is_no_verdict():
     pattern = np.tile([1.0, 1.001, 0.999, 1.0005], 5)
-    slower_by = {amount: one_process(pattern * (1 + amount)) for amount in (0.01, 0.02, 0.1)}
+    slower_by = {amount: one_process(pattern[::-1] * (1 + amount)) for amount in (0.01, 0.02, 0.1)}
     verdicts = {
         amount: compare_samples(one_process(pattern), side, interleaved=True, min_effect=0.02)
         for amount, side in slower_by.items()
@@ -330,3 +331,25 @@ def test_the_unit_of_time_does_not_matter(sides, exponent, interleaved):
     assert scaled.interval.model_dump() == pytest.approx(plain.interval.model_dump())
     same = {"reason", "interval"}
     assert scaled.model_dump(exclude=same) == pytest.approx(plain.model_dump(exclude=same))
+
+
+def test_what_lasts_over_both_runs_of_a_pair_cancels():
+    drift = np.repeat(np.linspace(1, 3, 10), 2)
+    noise = 1 + 0.01 * np.sin(np.arange(20))
+    result = compare_samples(one_process(drift), one_process(drift * noise * 1.05), interleaved=True)
+    assert result.verdict == "slower"
+    assert 1 / result.speedup == pytest.approx(1.05, rel=0.01)
+
+
+@pytest.mark.parametrize(("n", "critical"), [(10, 8), (20, 52), (30, 137)])
+def test_interval_of_the_signed_rank_test_ends_at_the_tabled_values(n, critical):
+    # Critical values of the two-sided Wilcoxon signed-rank test at 5 %, as textbooks have them.
+    values = np.sort(np.random.default_rng(0).normal(size=n))
+    means = np.sort([(values[i] + values[j]) / 2 for i in range(n) for j in range(i, n)])
+    assert stats._signed_rank_interval(values) == (means[critical], means[-1 - critical])
+
+
+def test_pseudo_median_is_that_of_all_pairwise_means():
+    values = np.random.default_rng(1).normal(size=(7, 11))
+    expected = [np.median([(a + b) / 2 for i, a in enumerate(row) for b in row[i:]]) for row in values]
+    assert stats._pseudo_median(values) == pytest.approx(expected)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
 from perfladder.instrument import Instrumentation, Site, instrument
-from perfladder.stats import Interval, Samples, bootstrap_interval, compare_samples, ratio_of_medians
+from perfladder.stats import Interval, Samples, bootstrap_interval, compare_samples, typical_ratio
 from perfladder.target import LoadedTarget, RunOutput
 from perfladder.timing.memory import allocated_bytes, resident_bytes
 from perfladder.timing.timer import Clock, RunTiming, StageTimer, timing_event
@@ -98,7 +96,6 @@ def overhead_of(pairs_ms: list[tuple[float, float]]) -> tuple[float | None, Inte
         return None, None
     observed_ms, bare_ms = (list(side) for side in zip(*pairs_ms, strict=True))
     sides = (Samples(launches=[side]) for side in (observed_ms, bare_ms))
-    interval = compare_samples(*sides, interleaved=True).interval
-    if interval is None:
-        interval = bootstrap_interval(ratio_of_medians, observed_ms, bare_ms, paired=True)
-    return float(np.median(observed_ms) / np.median(bare_ms)), interval
+    comparison = compare_samples(*sides, interleaved=True)
+    interval = comparison.interval or bootstrap_interval(typical_ratio, observed_ms, bare_ms, paired=True)
+    return comparison.speedup, interval

@@ -155,10 +155,11 @@ def _replay(options: argparse.Namespace) -> None:
             for _ in range(options.launches):
                 result = harness.run(repeats=options.repeats)
                 per_call = [f"{call.in_pipeline_ms.summary.p50:.2f}" for call in result.calls]
+                ratios = f"warm {result.warm_timing_ratio:.3f}, evicted {result.evicted_timing_ratio}"
                 print(
                     f"{stage}: parity {result.parity}, {result.timing_ratio:.3f} times (95 % interval "
-                    f"{result.timing_ratio_interval}) with {result.caches} caches; warm "
-                    f"{result.warm_timing_ratio:.3f}, evicted {result.evicted_timing_ratio}; in the pipeline {', '.join(per_call)} ms a call"
+                    f"{result.timing_ratio_interval}) with {result.caches} caches; {ratios}; in the pipeline "
+                    f"{', '.join(per_call)} ms a call"
                 )
 
 

@@ -129,7 +129,9 @@ def test_generate_is_as_before_and_phases_of_threads_are_apart(model):
 
     log = Log()
     with instrument(sites, log) as state:
-        threads = [threading.Thread(target=model.generate) for _ in range(2)]
+        # Both alive at once: the number of a thread that has ended is used again.
+        both = threading.Barrier(2)
+        threads = [threading.Thread(target=lambda: (both.wait(), model.generate(), both.wait())) for _ in range(2)]
         for thread in threads:
             thread.start()
         for thread in threads:
