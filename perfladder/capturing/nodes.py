@@ -6,7 +6,7 @@ share memory come back as they were. What cannot be stored becomes an `unsupport
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from pydantic import JsonValue
@@ -84,9 +84,36 @@ def leaves_of(nodes: Mapping[str, Node]) -> dict[str, Node]:
     return {path: leaf for root, node in nodes.items() for path, leaf in leaves(node, root).items()}
 
 
+def labels_of(node: Node) -> set[int]:
+    """Labels of the objects that a node holds or refers to."""
+    found = set() if node.label is None else {node.label}
+    if node.kind == "same":
+        found.add(int(str(node.value)))
+    return found.union(*map(labels_of, node.items or []))
+
+
 def is_linked(node: Node) -> bool:
     """Whether a node refers to an object that another one holds, or is referred to."""
-    return node.kind == "same" or node.label is not None or any(map(is_linked, node.items or []))
+    return bool(labels_of(node))
+
+
+def expanded(node: Node, holders: Mapping[int, Node]) -> Node:
+    """The node with what is held elsewhere, by label, put in the place of each reference to it."""
+    if node.kind == "same":
+        held = holders.get(int(str(node.value)))
+        return node if held is None else expanded(held, holders)
+    items = None if node.items is None else [expanded(item, holders) for item in node.items]
+    return node.model_copy(update={"items": items, "label": None})
+
+
+def holders_of(nodes: Iterable[Node]) -> dict[int, Node]:
+    """The node that holds each labelled object."""
+    found: dict[int, Node] = {}
+    for node in nodes:
+        if node.label is not None:
+            found[node.label] = node
+        found.update(holders_of(node.items or []))
+    return found
 
 
 def reach(size: list[int], stride: list[int]) -> int:

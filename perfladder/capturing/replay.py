@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -13,7 +13,7 @@ from perfladder.capturing.compare import Difference, Encoded, compare_values
 from perfladder.capturing.context import context_restored, restore_rng
 from perfladder.capturing.decode import Decoder, not_rebuildable
 from perfladder.capturing.encode import Encoder
-from perfladder.capturing.nodes import Node, is_linked
+from perfladder.capturing.nodes import Node, expanded, holders_of, labels_of
 from perfladder.capturing.state import read_state, write_state
 from perfladder.capturing.store import CapturedCall, Manifest, read_manifest, read_storages
 from perfladder.capturing.synthetic import random_blocks
@@ -79,8 +79,9 @@ class Replay:
     def __exit__(self, *_: object) -> None:
         """Put the stage's state back as it was before the first replay."""
         if self._original is not None:
-            nodes, moving = self._original.nodes, self._moving or ()
-            kept = {name: node for name, node in nodes.items() if name in moving or is_linked(node)}
+            nodes = self._original.nodes
+            names = _with_linked(self._moving or set(), nodes)
+            kept = {name: node for name, node in nodes.items() if name in names}
             kept = {name: node for name, node in kept.items() if not not_rebuildable({name: node}, self._types)}
             write_state(self.site, Decoder(self._original.blocks, self._original.storages).decode(kept))
 
@@ -90,8 +91,8 @@ class Replay:
         if self._moving is None:
             self._keep_original()
             self._moving = self._differing(state)
-        # What shares an object with another part, or with an input, is rebuilt together with it.
-        wanted = {_STATE + name: node for name, node in state.items() if name in self._moving or is_linked(node)}
+        names = _with_linked(self._moving, state)
+        wanted = {_STATE + name: node for name, node in state.items() if name in names}
         values = self._decoder.decode({**call.inputs, **wanted})
         write_state(self.site, {name.removeprefix(_STATE): values[name] for name in wanted})
         restore_rng(call.rng, self._exact, self.loaded)
@@ -192,8 +193,13 @@ class Replay:
         return {name: node for name, node in state.items() if not not_rebuildable({name: node}, self._types)}
 
     def _differing(self, nodes: dict[str, Node]) -> set[str]:
-        """Parts of the stage's state that are not as these nodes have them."""
+        """Parts of the stage's state that are not as these nodes have them.
+
+        A part that is an object of the inputs is always among them, since each replay has inputs of its own.
+        """
         state = read_state(self.site)
+        holders = holders_of(nodes.values())
+        nodes = {name: expanded(node, holders) for name, node in nodes.items()}
         here = {name: state[name] for name in nodes if name in state}
         encoder = Encoder(self._types)
         expected = Encoded(nodes, self.blocks, self._storages)
@@ -206,3 +212,14 @@ class Replay:
         assert self._moving is not None
         self._moving |= set(call.state_after) & set(state)
         self._moving |= self._differing(self._restorable(call))
+
+
+def _with_linked(names: set[str], nodes: Mapping[str, Node]) -> set[str]:
+    """These roots, and those that share an object with them: what is one object is rebuilt together."""
+    labels = {name: found for name, node in nodes.items() if (found := labels_of(node))}
+    chosen, grown = set(names), True
+    while grown:
+        known = set().union(*(labels[name] for name in chosen if name in labels))
+        more = {name for name, found in labels.items() if name not in chosen and found & known}
+        chosen, grown = chosen | more, bool(more)
+    return chosen

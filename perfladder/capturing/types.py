@@ -128,7 +128,7 @@ _FAMILIES: tuple[tuple[str, str, ToState | None, FromState | None], ...] = (
     ("transformers.utils.generic", "ModelOutput", None, None),
     ("transformers.cache_utils", "Cache", attributes, with_attributes),
     ("transformers.cache_utils", "CacheLayerMixin", attributes, with_attributes),
-    ("transformers.configuration_utils", "PreTrainedConfig", lambda v: v.to_dict(), lambda k, s: k.from_dict(s)),
+    ("transformers.configuration_utils", "PreTrainedConfig", attributes, with_attributes),
     ("transformers.tokenization_utils_base", "BatchEncoding", lambda v: dict(v.data), lambda k, s: k(s)),
     ("transformers.feature_extraction_utils", "BatchFeature", lambda v: dict(v.data), lambda k, s: k(s)),
     ("PIL.Image", "Image", _image_state, _image),

@@ -1,0 +1,40 @@
+"""Every stage of the built-in workloads replays bit for bit, in a target that was built anew."""
+
+import pytest
+
+from perfladder.capturing.api import capture_request
+from perfladder.rungs import capture, harness
+from perfladder.rungs.harness import HarnessRequest
+from perfladder.target import LoadedTarget
+from perfladder.timing.choose import candidate_sites, choose_sites
+from perfladder.workload import load_workload
+
+
+@pytest.fixture(params=["diffusion", "embedding", "streaming"])
+def file(request):
+    return load_workload(request.param)
+
+
+def loaded(file, only=None):
+    target = LoadedTarget(file.workload.model_copy(update={"device": "cpu"}), file.base_dir)
+    target.load(only)
+    return target
+
+
+@pytest.mark.slow
+def test_every_stage_replays_exactly_or_says_why_not(file, tmp_path):
+    whole = loaded(file)
+    sites, _ = choose_sites(whole, *candidate_sites(whole), lambda: 0)
+    done, refused = {}, {}
+    for site in sites:
+        folder = tmp_path / site.path.replace(".", "-")
+        result = capture.measure(whole, capture_request(site.path, folder, reference_runs=1))
+        if result.status != "done":
+            refused[site.path] = result.reason
+            continue
+        replayed = harness.measure(loaded(file, site.path), HarnessRequest(folder=str(folder), repeats=1))
+        done[site.path] = replayed.parity, any(call.second_replay_differs for call in replayed.calls)
+    assert done
+    assert set(done.values()) == {("exact", False)}, done
+    assert all(reason for reason in refused.values())
+    print(done, refused)
