@@ -38,6 +38,7 @@ def main() -> None:
     parser.add_argument("--warmup", type=int, default=5)
     parser.add_argument("--size", choices=["tiny", "sd15"], default="tiny")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--steps", type=int, help="denoising steps of a run; default: 4, or 10 for sd15")
     parser.add_argument("--clock", choices=list(CLOCKS), default="wall")
     parser.add_argument("--core", type=int, help="to pin the process to, on a CPU; default: the last one it may use")
     options = parser.parse_args()
@@ -45,7 +46,7 @@ def main() -> None:
         os.sched_setaffinity(0, {options.core if options.core is not None else max(os.sched_getaffinity(0))})
         torch.set_num_threads(1)
     pixels, dtype = (64, None) if options.size == "tiny" else (512, "float16")
-    steps = 4 if options.size == "tiny" else 10
+    steps = options.steps or (4 if options.size == "tiny" else 10)
     workload = parse_workload(
         {
             "name": "overhead",

@@ -334,3 +334,54 @@ def test_stage_of_another_class_is_refused_by_its_name(capture, folder):
     capture(Pipe(Plain()))
     with pytest.raises(Exception, match=r"was captured from a .*Plain, but 'stage' is a .*Linear here"):
         Replay(wrap_object(Pipe(nn.Linear(3, 3)), None), folder)
+
+
+# Models of transformers
+
+
+def test_model_with_a_cache_of_keys_and_values_replays_every_step(capture, replay, folder):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        num_hidden_layers=2,
+        hidden_size=16,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        intermediate_size=16,
+        vocab_size=50,
+        eos_token_id=None,
+    )
+
+    class Chat:
+        def __init__(self):
+            torch.manual_seed(0)
+            self.model = transformers.LlamaForCausalLM(config).eval()
+
+        def __call__(self):
+            ids = torch.arange(6)[None]
+            return self.model.generate(input_ids=ids, max_new_tokens=4, do_sample=False, pad_token_id=0)
+
+    result = capture(Chat(), "model", calls="all")
+    assert (result.status, result.captured_calls) == ("done", [0, 1, 2, 3])
+    assert any("past_key_values" in path for path in result.mutated_inputs), "the cache grows in place"
+    lengths = [
+        len(call.inputs["kwargs"].items[call.inputs["kwargs"].keys.index("input_ids")].tensor.size)
+        for call in read_manifest(folder).calls
+    ]
+    assert lengths == [2, 2, 2, 2]
+    found = replay(Chat())
+    assert found.parity == "exact"
+    assert not any(call.second_replay_differs for call in found.calls), "each replay begins with the cache as it was"
+
+
+def test_arguments_given_by_keyword_are_captured_so(capture, folder):
+    class Keywords(nn.Module):
+        def forward(self, *, x, scale=2.0):
+            return x * scale
+
+    class Uses(Pipe):
+        def use(self, x, prompt):
+            return self.stage(x=x, scale=3.0)
+
+    capture(Uses(Keywords()))
+    inputs = read_manifest(folder).calls[0].inputs
+    assert (inputs["args"].items, inputs["kwargs"].keys) == ([], ["x", "scale"])
