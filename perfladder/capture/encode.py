@@ -212,7 +212,9 @@ class Encoder:
         names = field_names(value)
         if names is None or kind is dict:
             return self._refuse(path, f"a {type_name(kind)} cannot be stored; see register_capture_type()")
-        fields = value if isinstance(value, Mapping) else {name: getattr(value, name) for name in names}
+        # A model's output is a dataclass too, and as a mapping it leaves out the fields that are None.
+        own = value if isinstance(value, Mapping) else {}
+        fields = {name: own[name] if name in own else getattr(value, name) for name in names}
         return {
             "kind": "record",
             "type_name": type_name(kind),
