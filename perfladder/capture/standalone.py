@@ -19,7 +19,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ HERE = Path(__file__).resolve().parent
 TENSORS = "tensors.safetensors"
 WARMUPS = 3
 ABSENT = object()
+Difference = tuple[str, float, float]  # reason, largest error, the same relative to the largest value
 SDPA = {"flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION", "cudnn": "CUDNN_ATTENTION", "math": "MATH"}
 np: Any = importlib.import_module("numpy") if importlib.util.find_spec("numpy") else None
 
@@ -84,12 +85,23 @@ def read_blocks(manifest: dict[str, Any]) -> list[torch.Tensor]:
     return [data[low:high] for low, high in spans]
 
 
-def tensors_in(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Every tensor below a node, without the states of generators."""
-    if node["kind"] != "generator":
-        yield from [node["tensor"]] if "tensor" in node else []
-        for item in node.get("items") or []:
-            yield from tensors_in(item)
+def below(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """A node and all inside it, but nothing of a generator's."""
+    yield node
+    for item in [] if node["kind"] == "generator" else node.get("items") or []:
+        yield from below(item)
+
+
+def tensors_in(*nodes: dict[str, Any]) -> list[dict[str, Any]]:
+    """Every tensor below some nodes."""
+    return [inner["tensor"] for node in nodes for inner in below(node) if "tensor" in inner]
+
+
+def labels(*nodes: dict[str, Any], made: bool = False) -> set[int]:
+    """Numbers of the objects below some nodes that are met in several places; `made`: only where they are made."""
+    inside = [inner for node in nodes for inner in below(node)]
+    met = set() if made else {inner["value"] for inner in inside if inner["kind"] == "same"}
+    return met | {inner["label"] for inner in inside if "label" in inner}
 
 
 def end_of(tensor: dict[str, Any]) -> int:
@@ -104,19 +116,17 @@ def synthetic_blocks(manifest: dict[str, Any], real: list[torch.Tensor] | None) 
     """Random numbers for the inputs: normal ones, and integers within the captured range (0 without the file)."""
     storages = manifest["storages"]
     blocks = list(real) if real else [torch.empty(0, dtype=torch.uint8)] * manifest["num_storages"]
+    state = [*manifest.get("owner_state", {}).values()]
+    state += [node for call in manifest["calls"] for node in call.get("owner_state", {}).values()]
+    rng = [node for call in manifest["calls"] for node in call["rng"].values()]
+    inputs = [node for call in manifest["calls"] for node in call["inputs"].values()]
+    kept = {storages[tensor["storage"]] for tensor in tensors_in(*state, *rng)} if real else set()
     sizes: dict[int, int] = {}
     dtypes: dict[int, torch.dtype] = {}
-    kept: set[int] = set()
-    for call in [manifest, *manifest["calls"]]:
-        state = list(call.get("owner_state", {}).values())
-        nodes = [*call.get("inputs", {}).values(), *state]
-        for tensor in (tensor for node in nodes for tensor in tensors_in(node)):
-            block = storages[tensor["storage"]]
-            sizes[block] = max(sizes.get(block, 0), end_of(tensor))
-            dtypes.setdefault(block, getattr(torch, tensor["dtype"]))
-        if real:
-            roots = [*state, *call.get("rng", {}).values()]
-            kept |= {storages[tensor["storage"]] for node in roots for tensor in tensors_in(node)}
+    for tensor in tensors_in(*inputs, *state):
+        block = storages[tensor["storage"]]
+        sizes[block] = max(sizes.get(block, 0), end_of(tensor))
+        dtypes.setdefault(block, getattr(torch, tensor["dtype"]))
     seed = torch.Generator().manual_seed(SEED)
     for block in sizes.keys() - kept:
         blocks[block] = random_block(dtypes[block], sizes[block], real[block] if real else None, seed)
@@ -168,43 +178,27 @@ class Values:
 
     def rebuilt(self, node: dict[str, Any], kind: str, items: list[Any]) -> Any:
         """One value from those inside it."""
-        value, type_name = node.get("value"), node.get("type_name")
-        simple = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
-        if kind in simple:
-            return simple[kind](items)
-        match kind:
-            case "plain":
-                return value
-            case "float" | "complex":
-                return {"float": float, "complex": complex}[kind](value)
-            case "bytes":
-                return bytes.fromhex(str(value))
-            case "ellipsis":
-                return ...
-            case "slice" | "range":
-                return {"slice": slice, "range": range}[kind](*items)
-            case "dict":
-                return dict(zip(node.get("keys") or [], items, strict=True))
-            case "tensor":
-                return self.tensor(node["tensor"])
-            case "array":
-                if np is None:
-                    raise ReplayError("the captured values hold numpy arrays, and numpy is not installed")
-                return items[0].numpy()[()] if type_name == "scalar" else items[0].numpy()
-            case "same":
-                return self.made.get(value, ABSENT) if self.to_compare else self.made[value]
-            case "generator":
-                generator = torch.Generator(self.place(str(value)))
-                return generator.set_state(items[0]) if self.has_data else generator.manual_seed(SEED)
-            case "torch":
-                return self.constant(str(type_name), value)
-            case "record" if self.to_compare and "keys" in node:
-                return Record(str(type_name), dict(zip(node["keys"], items, strict=True)))
-            case "record" | "object" | "class":
-                return rebuild(node, items)
-        if kind == "unsupported" and self.to_compare:
+        value = node.get("value")
+        if self.to_compare and (kind == "unsupported" or (kind == "same" and value not in self.made)):
             return ABSENT
-        raise ReplayError(f"a value was not captured: {node.get('reason', kind)}")
+        if self.to_compare and kind == "record" and "keys" in node:
+            return Record(node["type_name"], dict(zip(node["keys"], items, strict=True)))
+        if kind in ("record", "object", "class"):
+            return rebuild(node, items)
+        if kind not in KINDS:
+            raise ReplayError(f"a value was not captured: {node.get('reason', kind)}")
+        return KINDS[kind](self, node, value, items)
+
+    def array(self, node: dict[str, Any], tensor: torch.Tensor) -> Any:
+        """A numpy array or scalar."""
+        if np is None:
+            raise ReplayError("the captured values hold numpy arrays, and numpy is not installed")
+        return tensor.numpy()[()] if node.get("type_name") == "scalar" else tensor.numpy()
+
+    def generator(self, device: str, state: list[torch.Tensor]) -> torch.Generator:
+        """A generator of random numbers that goes on where it was."""
+        generator = torch.Generator(self.place(device))
+        return generator.set_state(state[0]) if self.has_data else generator.manual_seed(SEED)
 
     def constant(self, type_name: str, value: Any) -> Any:
         """A dtype, device, layout, memory format or size of torch."""
@@ -217,7 +211,7 @@ class Values:
 
     def tensor(self, node: dict[str, Any]) -> torch.Tensor:
         """A tensor over the copy of its storage; several tensors over one storage share it."""
-        device = self.place(node["device"])
+        device = torch.device("cpu") if self.to_compare else self.place(node["device"])
         key = (node["storage"], str(device))
         if key not in self.live:
             block = self.blocks[self.storages[node["storage"]]]
@@ -233,6 +227,28 @@ class Values:
         """Where something goes that was on this device."""
         there = torch.device(recorded)
         return there if there.type in ("cpu", "meta") else self.device
+
+
+KINDS: dict[str, Callable[[Values, dict[str, Any], Any, list[Any]], Any]] = {
+    "plain": lambda values, node, value, items: value,
+    "float": lambda values, node, value, items: float(value),
+    "complex": lambda values, node, value, items: complex(value),
+    "bytes": lambda values, node, value, items: bytes.fromhex(value),
+    "ellipsis": lambda values, node, value, items: ...,
+    "list": lambda values, node, value, items: items,
+    "tuple": lambda values, node, value, items: tuple(items),
+    "set": lambda values, node, value, items: set(items),
+    "frozenset": lambda values, node, value, items: frozenset(items),
+    "slice": lambda values, node, value, items: slice(*items),
+    "range": lambda values, node, value, items: range(*items),
+    "dict": lambda values, node, value, items: dict(zip(node.get("keys") or [], items, strict=True)),
+    "same": lambda values, node, value, items: values.made[value],
+    "tensor": lambda values, node, value, items: values.tensor(node["tensor"]),
+    "array": lambda values, node, value, items: values.array(node, items[0]),
+    "generator": lambda values, node, value, items: values.generator(value, items),
+    "torch": lambda values, node, value, items: values.constant(node["type_name"], value),
+}
+"""How a value of each kind is made, of its node, the node's value, and the values inside it."""
 
 
 def load_module(name: str) -> Any:
@@ -323,8 +339,8 @@ def parts_of(value: Any, like: Any) -> dict[Any, Any] | None:
     return vars(value) if hasattr(value, "__dict__") else None
 
 
-def compare(expected: Any, found: Any, path: str, into: dict[str, tuple[str, float, float]]) -> None:
-    """Note where a value differs from the captured one: path -> (reason, largest error, the same relative)."""
+def compare(expected: Any, found: Any, path: str, into: dict[str, Difference]) -> None:
+    """Note where a value differs from the captured one: path -> how."""
     if expected is ABSENT:
         return
     if not isinstance(expected, torch.Tensor) and name_of(expected) != name_of(found):
@@ -350,7 +366,7 @@ def compare(expected: Any, found: Any, path: str, into: dict[str, tuple[str, flo
             compare(left[key], right[key], f"{path}.{key}", into)
 
 
-def compare_tensors(expected: torch.Tensor, found: torch.Tensor) -> tuple[str, float, float] | None:
+def compare_tensors(expected: torch.Tensor, found: torch.Tensor) -> Difference | None:
     """None when dtype, shape and every bit agree."""
     left, right = expected.detach().cpu(), found.detach().cpu()
     if (left.dtype, left.shape) != (right.dtype, right.shape):
@@ -393,6 +409,9 @@ def load_stage(factory: str | None, device: torch.device) -> tuple[Any, Any]:
         raise ReplayError("give --factory module:factory, which returns the stage: the pipeline has none of its own")
     function = find(module_name if factory else TARGET_MODULE or module_name, name)
     target, wanted = build(function, {} if factory else TARGET_ARGS, device)
+    for part in [target, *getattr(target, "__dict__", {}).values()] if ATTENTION and ATTENTION not in SDPA else []:
+        if hasattr(part, "set_attention_backend"):
+            part.set_attention_backend(ATTENTION)
     owner = target if factory else follow(target, STAGE)[0]
     # Only the stage goes to the device; the rest of the pipeline is not needed.
     if wanted and callable(getattr(type(owner), "to", None)):
@@ -431,8 +450,9 @@ def compiled(target: Any) -> Any:
     """The target with those modules compiled that were in the pipeline."""
     is_module = isinstance(target, nn.Module)
     names = [""] if is_module else [name for name, value in vars(target).items() if isinstance(value, nn.Module)]
-    for path in (COMPILE["only"] or names) if COMPILE else []:
-        wrapper = torch.compile(follow(target, path)[1], mode=COMPILE["mode"])
+    options = COMPILE or {"only": [], "mode": None}
+    for path in options["only"] or (names if COMPILE else []):
+        wrapper = torch.compile(follow(target, path)[1], mode=options["mode"])
         owner, _, name = path.rpartition(".")
         if path:
             setattr(follow(target, owner)[1], name, wrapper)
@@ -507,12 +527,15 @@ class Replay:
     def __init__(self, owner: Any, function: Any, values: Values, manifest: dict[str, Any]) -> None:
         self.owner, self.function, self.values = owner, function, values
         self.first_state: dict[str, Any] = manifest.get("owner_state", {})
-        self.moving: set[str] | None = None
+        self.moving: set[str] = set()
+        self.is_first = True
 
     def state(self, call: dict[str, Any]) -> dict[str, dict[str, Any]]:
         """The stage's state before a call, as far as it was stored."""
         state = {**self.first_state, **call.get("owner_state", {})}
-        return {name: node for name, node in state.items() if all(map(is_rebuildable, below(node)))}
+        state = {name: node for name, node in state.items() if all(map(is_known, below(node)))}
+        made = labels(*call["inputs"].values(), *state.values(), made=True)
+        return {name: node for name, node in state.items() if labels(node) <= made}
 
     def place(self, path: str) -> tuple[Any, str]:
         """Whose attribute a part of the state is; None where there is no such module here."""
@@ -540,9 +563,9 @@ class Replay:
 
     def note_moving(self, state: dict[str, dict[str, Any]]) -> None:
         """Remember which parts of the state are not as captured; they are put back before each call from now on."""
-        self.moving = self.moving or set()
+        self.is_first = False
         for name, node in state.items():
-            now, found = getattr(*self.place(name), ABSENT), {}
+            now, found = getattr(*self.place(name), ABSENT), dict[str, Difference]()
             if self.values.has_data or not any(tensors_in(node)):
                 compare(self.values.decode({name: node}, to_compare=True)[name], now, name, found)
             if found or now is None or now is ABSENT:
@@ -551,15 +574,17 @@ class Replay:
     def prepare(self, call: dict[str, Any]) -> tuple[Any, Any]:
         """The inputs in new memory; state and generators as they were. Not part of the timed part."""
         state = self.state(call)
-        if self.moving is None:
+        if self.is_first:
             self.note_moving(state)
         # What is one object with a part of an input, or of what is put back, is rebuilt together with it.
-        chosen = self.moving or set()
-        shared = set().union(*map(labels, [*call["inputs"].values(), *(state[name] for name in chosen & set(state))]))
-        while more := {name for name in state if name not in chosen and labels(state[name]) & shared}:
-            chosen = chosen | more
-            shared = shared.union(*(labels(state[name]) for name in more))
-        wanted = {f"state.{name}": node for name, node in state.items() if name in chosen}
+        wanted = {f"state.{name}": node for name, node in state.items() if name in self.moving}
+        rest = {f"state.{name}": node for name, node in state.items() if name not in self.moving}
+        while more := {
+            name: node
+            for name, node in rest.items()
+            if name not in wanted and labels(node) & labels(*call["inputs"].values(), *wanted.values())
+        }:
+            wanted |= more
         made = self.values.decode({**call["inputs"], **wanted})
         for name in wanted:
             self.write(name.removeprefix("state."), made[name])
@@ -577,9 +602,9 @@ class Replay:
         self.note_moving(self.state(call))
         return made
 
-    def differences(self, call: dict[str, Any], made: dict[str, Any]) -> dict[str, tuple[str, float, float]]:
+    def differences(self, call: dict[str, Any], made: dict[str, Any]) -> dict[str, Difference]:
         """How the output, the changed inputs and the changed state differ from the pipeline's, by path."""
-        found: dict[str, tuple[str, float, float]] = {}
+        found: dict[str, Difference] = {}
         expected = {"output": call["output"], **call.get("inputs_after", {})}
         for name, value in self.values.decode(expected, to_compare=True).items():
             compare(value, made[name], name, found)
@@ -605,19 +630,7 @@ class Replay:
             return float(begin.elapsed_time(end))
 
 
-def below(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """A node and all inside it."""
-    yield node
-    for item in node.get("items") or []:
-        yield from below(item)
-
-
-def labels(node: dict[str, Any]) -> set[int]:
-    """Numbers of the objects below a node that are met in several places."""
-    return {inner["value"] if inner["kind"] == "same" else inner.get("label", -1) for inner in below(node)} - {-1}
-
-
-def is_rebuildable(node: dict[str, Any]) -> bool:
+def is_known(node: dict[str, Any]) -> bool:
     """Whether a value was stored, and its class may be made."""
     return node["kind"] not in ("record", "object", "class", "unsupported") or node.get("type_name") in CLASSES
 
@@ -635,7 +648,7 @@ def measure(replay: Replay, call: dict[str, Any], repeats: int, has_parity: bool
     del made
     for _ in range(WARMUPS):
         replay.time_ms(call)
-    samples = [replay.time_ms(call) for _ in range(repeats)]
+    samples = [replay.time_ms(call) for _ in range(max(1, repeats))]
     pipeline = statistics.median(call["in_pipeline_ms"]) if call.get("in_pipeline_ms") else None
     return {
         "call": call["index"],
@@ -655,10 +668,10 @@ def measure(replay: Replay, call: dict[str, Any], repeats: int, has_parity: bool
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Load the stage and replay the chosen calls."""
     manifest = read_manifest()
-    wanted = [int(index) for index in options.calls.split(",")] if options.calls else None
-    calls = [call for call in manifest["calls"] if wanted is None or call["index"] in wanted]
-    if not calls or len({call["index"] for call in calls}) < len(set(wanted or [])):
-        raise ReplayError(f"--calls: captured are {', '.join(str(call['index']) for call in manifest['calls'])}")
+    there = [call["index"] for call in manifest["calls"]]
+    if missing := set(options.calls or []) - set(there):
+        raise ReplayError(f"--calls: there is no call {min(missing)}; captured are {', '.join(map(str, there))}")
+    calls = [call for call in manifest["calls"] if options.calls is None or call["index"] in options.calls]
     has_data = not options.synthetic or (HERE / TENSORS).is_file()
     blocks = read_blocks(manifest) if has_data else None
     if options.synthetic:
@@ -700,7 +713,11 @@ def main() -> int:
     """Run the command line; 2 where the capture or the options are wrong."""
     parser = argparse.ArgumentParser(description=f"Replay the captured calls of {STAGE or 'the target'}.")
     parser.add_argument("--repeats", type=int, default=10, help="timed repeats of each call")
-    parser.add_argument("--calls", help="indices, such as 0,2; by default all captured ones")
+    parser.add_argument(
+        "--calls",
+        type=lambda text: [int(number) for number in text.split(",")],
+        help="indices, such as 0,2; by default all captured ones",
+    )
     parser.add_argument("--device", help=f"by default {DEVICE}")
     parser.add_argument("--factory", help="module:factory or file.py:factory that returns the stage alone")
     parser.add_argument("--synthetic", action="store_true", help="random inputs; works without the tensors' file")

@@ -246,7 +246,7 @@ def test_what_is_wrong_is_one_message(folders, tmp_path, refused, change, messag
 
 
 def test_calls_that_were_not_captured(folders, refused):
-    refused(folders["noisy"], "captured are 0, 1, 2", "--calls", "5")
+    refused(folders["noisy"], "there is no call 5; captured are 0, 1, 2", "--calls", "5")
 
 
 def test_errors_of_the_stage_itself_go_through(folders, tmp_path, monkeypatch):
