@@ -1,7 +1,8 @@
-"""The script `replay.py` beside a capture: `standalone.py` with this capture's constants."""
+"""The script `replay.py` beside a capture: `standalone_values.py` and `standalone.py` as one, with its constants."""
 
 from __future__ import annotations
 
+import ast
 import inspect
 import pprint
 import sys
@@ -16,9 +17,11 @@ from perfladder.files import write_atomically
 from perfladder.workload import Workload
 
 SCRIPT: Final = "replay.py"
-_SOURCE: Final = Path(__file__).with_name("standalone.py")
+_PARTS: Final = ("standalone_values.py", "standalone.py")
+_CODE: Final = "# [code]\n"
 _BEGIN: Final = "# [filled in for each capture]\n"
 _END: Final = "# [end]\n"
+_IMPORTS: Final = (ast.Import, ast.ImportFrom)
 _IN_PLACE: Final = "in_place:"
 _WIDTH: Final = 110
 _SPECIAL: Final = {
@@ -37,13 +40,37 @@ def write_script(folder: Path, manifest: Manifest, workload: Workload, base_dir:
         workload: Whose stage it was; its factory builds the stage.
         base_dir: Where the workload's relative paths start.
     """
-    before, _, rest = _SOURCE.read_text(encoding="utf-8").partition(_BEGIN)
+    before, _, rest = _source().partition(_BEGIN)
     after = rest.partition(_END)[2]
     values = _constants(manifest, workload, base_dir)
     block = "".join(f"{name} = {pprint.pformat(value, width=_WIDTH, sort_dicts=False)}\n" for name, value in values)
     path = folder / SCRIPT
     write_atomically(path, f"{before}{_BEGIN}{block}{_END}{after}")
     return path
+
+
+def _source() -> str:
+    """Both parts as one script: the last one's docstring, the imports of both, and the code of both in order."""
+    parts = [Path(__file__).with_name(name).read_text(encoding="utf-8") for name in _PARTS]
+    imports: dict[str, dict[str, None]] = {}
+    for statement in (statement for part in parts for statement in ast.parse(part.partition(_CODE)[0]).body):
+        names = {alias.name: None for alias in statement.names} if isinstance(statement, _IMPORTS) else {}
+        if isinstance(statement, ast.Import):
+            imports |= {f"import {name}": {} for name in names}
+        elif isinstance(statement, ast.ImportFrom) and not str(statement.module).startswith("perfladder."):
+            imports.setdefault(f"from {statement.module} import ", {}).update(names)
+    lines = [text + ", ".join(sorted(names)) for text, names in imports.items()]
+    lines.sort(key=_place_of_import)
+    docstring = parts[-1].partition("from __future__")[0]
+    at = next(index for index, line in enumerate(lines) if line.split()[1].startswith("torch"))
+    head = [docstring + lines[0], "", *lines[1:at], "", *lines[at:], ""]
+    return "\n".join([*head, *(part.partition(_CODE)[2] for part in parts)])
+
+
+def _place_of_import(line: str) -> tuple[bool, bool, bool, str]:
+    """The future goes first, then the standard library, then torch; `import x` before `from x`."""
+    word, module, *_ = line.split()
+    return module != "__future__", module.startswith("torch"), word == "from", line
 
 
 def _constants(manifest: Manifest, workload: Workload, base_dir: Path) -> Iterator[tuple[str, Any]]:

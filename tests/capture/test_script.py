@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from perfladder.capture import context, script, standalone
+from perfladder.capture import context, script, standalone, standalone_values
 from perfladder.capture.store import read_manifest
 from perfladder.rungs import capture
 from perfladder.rungs.capture import CaptureRequest
@@ -145,9 +145,9 @@ def refused(run):
     return refused
 
 
-def replay_alone(folder, *options, without=WITHOUT):
+def replay_alone(folder, without):
     """In a process of its own, that cannot import these."""
-    command = [sys.executable, "-c", RUNNER.format(without=without), str(folder / script.SCRIPT), *options]
+    command = [sys.executable, "-c", RUNNER.format(without=without), str(folder / script.SCRIPT)]
     command += ["--json", "--repeats", "2"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=folder)
     assert done.returncode == 0, done.stderr
@@ -162,9 +162,9 @@ def copied(folder, tmp_path) -> Path:
     return there
 
 
-@pytest.mark.parametrize("stage", ["noisy", "scheduler.step"])
-def test_replay_with_torch_alone_is_exact(folders, stage):
-    report = replay_alone(folders[stage])
+@pytest.mark.parametrize(("stage", "without"), [("noisy", (*WITHOUT, "numpy")), ("scheduler.step", WITHOUT)])
+def test_replay_with_torch_alone_is_exact(folders, stage, without):
+    report = replay_alone(folders[stage], without)
     assert (report["stage"], report["data"]) == (stage, "captured")
     assert [(call["call"], call["parity"], call["differences"]) for call in report["calls"]] == [
         (index, "exact", {}) for index in range(3)
@@ -174,9 +174,8 @@ def test_replay_with_torch_alone_is_exact(folders, stage):
         assert call["ratio"] == pytest.approx(call["replayed_median_ms"] / call["in_pipeline_median_ms"])
 
 
-def test_numpy_is_not_needed(folders):
-    report = replay_alone(folders["noisy"], "--calls", "2", without=(*WITHOUT, "numpy"))
-    assert [call["parity"] for call in report["calls"]] == ["exact"]
+def test_same_with_numpy(folders, replay):
+    assert {call["parity"] for call in replay(folders["noisy"])["calls"]} == {"exact"}
 
 
 def test_table_for_people_and_trace(folders, tmp_path, run):
@@ -376,6 +375,67 @@ def test_built_in_diffusion_workload(tmp_path, replay):
     assert replay(folder, "--synthetic")["data"] == "SYNTHETIC"
 
 
+@pytest.mark.parametrize(
+    ("only", "found"), [(["part.0"], "part.0"), (None, "part")], ids=["named", "every module of the pipeline"]
+)
+def test_modules_are_compiled_as_in_the_pipeline(monkeypatch, only, found):
+    class Pipe:
+        def __init__(self):
+            self.part = torch.nn.Sequential(torch.nn.ReLU())
+
+    monkeypatch.setattr(torch, "compile", lambda module, mode: torch.nn.ModuleDict({mode: module}))
+    monkeypatch.setattr(standalone, "COMPILE", {"mode": "default", "only": only})
+    pipe = standalone.compiled(Pipe())
+    owner, function = standalone.follow(pipe, found)
+    assert owner is function
+    assert list(function) == ["default"]
+
+
+ON_DEVICE = """
+    import torch
+    from torch import nn
+
+    class Stage(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.drop = nn.Linear(64, 64), nn.Dropout(0.5)
+
+        def forward(self, x, generator):
+            x += torch.randn(x.shape, generator=generator, device=x.device, dtype=x.dtype)
+            return {"out": self.drop(self.inner(x)), "device": x.device}
+
+    class Pipe:
+        def __init__(self, device, dtype):
+            self.stage = Stage().to(device, getattr(torch, dtype)).train()
+            self.x = torch.ones(4, 64, device=device, dtype=getattr(torch, dtype))
+            self.generator = torch.Generator(device)
+
+        def __call__(self):
+            self.generator.manual_seed(1)
+            return [self.stage(self.x.clone(), self.generator) for _ in range(3)]
+
+    def build(device, dtype):
+        return Pipe(device, dtype)
+"""
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("has_file", [True, False])
+def test_on_a_device(tmp_path, write_target, replay, has_file):
+    target = {"filename": "of_script_device.py", "target": "of_script_device.py:build"}
+    file = write_target(tmp_path, ON_DEVICE, **target, device="cuda", dtype="float16")
+    folder = capture_of(tmp_path, file, "stage")
+    assert (constants(folder)["DEVICE"], constants(folder)["DTYPE"]) == ("cuda:0", "float16")
+    if not has_file:
+        (folder / "tensors.safetensors").unlink()
+        assert replay(folder, "--synthetic")["data"] == "SYNTHETIC"
+        return
+    report = replay(folder, "--profile", str(tmp_path / "trace.json"))
+    assert [(call["parity"], call["differences"]) for call in report["calls"]] == [("exact", {})] * 3
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert any(event.get("cat") == "kernel" for event in events)
+
+
 def constants(folder) -> dict[str, object]:
     """What was filled in."""
     text = (folder / script.SCRIPT).read_text()
@@ -384,7 +444,7 @@ def constants(folder) -> dict[str, object]:
 
 
 def test_every_constant_is_filled_in(folders):
-    source = Path(standalone.__file__).read_text()
+    source = Path(standalone_values.__file__).read_text()
     block = source.partition("# [filled in for each capture]\n")[2].partition("# [end]\n")[0]
     found = constants(folders["noisy"])
     assert list(found) == [node.target.id for node in ast.parse(block).body]
@@ -396,8 +456,11 @@ def test_settings_are_those_of_a_capture():
     assert set(standalone.settings_table()) == set(context._settings())
 
 
-def test_script_imports_torch_and_the_standard_library_only():
-    tree = ast.parse(Path(standalone.__file__).read_text())
+def test_script_imports_torch_and_the_standard_library_only(folders):
+    text = (folders["noisy"] / script.SCRIPT).read_text()
+    tree = ast.parse(text)
+    assert ast.get_docstring(tree).startswith("Replay a captured stage with torch alone")
+    assert "perfladder" not in text.replace(str(folders["noisy"].parent), "")
     names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     names |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert {name.split(".")[0] for name in names} - sys.stdlib_module_names == {"torch"}
