@@ -200,6 +200,7 @@ class Replay:
         self.owner, self.function, self.values = owner, function, values
         self.first_state: dict[str, Any] = manifest.get("owner_state", {})
         self.moving: set[str] = set()
+        self.known: dict[tuple[int, int], dict[str, dict[str, Any]]] = {}
         self.is_first = True
 
     def state(self, call: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -235,28 +236,35 @@ class Replay:
 
     def note_moving(self, state: dict[str, dict[str, Any]]) -> None:
         """Remember which parts of the state are not as captured; they are put back before each call from now on."""
-        self.is_first = False
+        self.is_first, self.known = False, {}
         for name, node in state.items():
             now, found = getattr(*self.place(name), ABSENT), dict[str, Difference]()
             if self.values.has_data or not any(tensors_in(node)):
                 compare(self.values.decode({name: node}, to_compare=True)[name], now, name, found)
-            if found or now is None or now is ABSENT:
-                self.moving.add(name)
+                is_moving = bool(found)
+            else:
+                is_moving = now is None or now is ABSENT
+            self.moving |= {name} if is_moving else set()
+
+    def to_restore(self, call: dict[str, Any]) -> dict[str, dict[str, Any]]:
+        """The parts of the state that are put back before a call."""
+        if self.is_first:
+            self.note_moving(self.state(call))
+        key = (call.get("run", 0), call["index"])
+        if key not in self.known:
+            state = self.state(call)
+            met = {name: found for name, node in state.items() if (found := labels(node))}
+            chosen, shared = self.moving & set(state), labels(*call["inputs"].values())
+            # What is one object with a part of an input, or of what is put back, is rebuilt together with it.
+            while more := {name for name in met if met[name] & shared or name in chosen}:
+                chosen |= more
+                shared = shared.union(*(met.pop(name) for name in more))
+            self.known[key] = {f"state.{name}": node for name, node in state.items() if name in chosen}
+        return self.known[key]
 
     def prepare(self, call: dict[str, Any]) -> tuple[Any, Any]:
         """The inputs in new memory; state and generators as they were. Not part of the timed part."""
-        state = self.state(call)
-        if self.is_first:
-            self.note_moving(state)
-        # What is one object with a part of an input, or of what is put back, is rebuilt together with it.
-        wanted = {f"state.{name}": node for name, node in state.items() if name in self.moving}
-        rest = {f"state.{name}": node for name, node in state.items() if name not in self.moving}
-        while more := {
-            name: node
-            for name, node in rest.items()
-            if name not in wanted and labels(node) & labels(*call["inputs"].values(), *wanted.values())
-        }:
-            wanted |= more
+        wanted = self.to_restore(call)
         made = self.values.decode({**call["inputs"], **wanted})
         for name in wanted:
             self.write(name.removeprefix("state."), made[name])

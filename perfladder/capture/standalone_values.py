@@ -70,9 +70,12 @@ def read_blocks(manifest: dict[str, Any]) -> list[torch.Tensor]:
             raise ReplayError(f"{path} is damaged: its SHA-256 sum is not the one in manifest.json")
         file.seek(0)
         start = 8 + int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(start - 8))
+        try:
+            header = json.loads(file.read(start - 8))
+            spans = [header[f"storage.{index}"]["data_offsets"] for index in range(manifest["num_storages"])]
+        except (ValueError, KeyError, OverflowError) as error:
+            raise ReplayError(f"{path} is no safetensors file of this capture: {error!r}") from None
     data = torch.from_file(str(path), shared=False, size=path.stat().st_size, dtype=torch.uint8)[start:]
-    spans = [header[f"storage.{index}"]["data_offsets"] for index in range(manifest["num_storages"])]
     return [data[low:high] for low, high in spans]
 
 

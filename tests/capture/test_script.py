@@ -229,6 +229,7 @@ def edit(name, old, new):
         (damage, "is damaged: its SHA-256 sum"),
         (lambda folder: (folder / "tensors.safetensors").unlink(), "is missing; only --synthetic"),
         (lambda folder: (folder / "manifest.json").unlink(), "there is no manifest.json"),
+        (edit("manifest.json", '"num_storages": ', '"num_storages": 9'), "is no safetensors file of this capture"),
         (edit("manifest.json", '"calls":', '"calls'), "manifest.json is damaged"),
         (edit("manifest.json", '"calls":', '"others":'), "it has no calls"),
         (edit("manifest.json", '"kind": "dict"', '"kind": "record", "type_name": "os.system"'), "os.system is unknown"),

@@ -1,3 +1,4 @@
+import dataclasses
 import enum
 import json
 import math
@@ -259,6 +260,22 @@ def test_registered_records_are_rebuilt_and_others_are_not(value):
     with pytest.raises(CaptureError, match=r"args.0 is a .*not among the classes"):
         Decoder(encoder.blocks, encoder.storages).decode(nodes)
     assert list(not_rebuildable(nodes, {})) == ["args.0"]
+
+
+@dataclasses.dataclass
+class Output(dict):
+    """As models' outputs are: the mapping leaves out the fields that are None."""
+
+    logits: torch.Tensor | None = None
+    loss: torch.Tensor | None = None
+
+    def __post_init__(self):
+        self.update({name: value for name, value in vars(self).items() if value is not None})
+
+
+def test_field_that_a_mapping_leaves_out_is_none():
+    back = one(Output(logits=torch.ones(2)), **{qualified(Output): Output})
+    assert (list(back), back.loss) == (["logits"], None)
 
 
 class Wrapper(torch.Tensor):
