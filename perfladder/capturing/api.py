@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -210,7 +209,7 @@ def in_session(
     with contextlib.ExitStack() as stack:
         scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="perfladder-"))
         log_path = log_path or Path(scratch) / "session.log"
-        session = stack.enter_context(Session(file, log_path=log_path, environment=dict(os.environ)))
+        session = stack.enter_context(Session(file, log_path=log_path, environment=None))
         tell("loading the target" if only is None else "loading the stage")
         info = session.call(load, LoadRequest(only=only), timeout_s=timeout_s)
         for name in info.lock_names:

@@ -13,6 +13,7 @@ from pydantic import Field
 from perfladder.capturing.decode import not_rebuildable
 from perfladder.capturing.encode import Encoder
 from perfladder.capturing.nodes import leaves_of
+from perfladder.capturing.script import SCRIPT, write_script
 from perfladder.capturing.store import MANIFEST, TENSORS, CapturedCall, Manifest, write_capture
 from perfladder.capturing.types import capture_types
 from perfladder.environment import take_snapshot
@@ -207,6 +208,7 @@ def _write(
         sha256={},
     )
     num_bytes = write_capture(Path(request.folder), manifest, recorder.encoder.blocks)
+    write_script(Path(request.folder), manifest, loaded.workload, loaded.base_dir)
     warnings = []
     if recorder.num_over_budget:
         count = recorder.num_over_budget
@@ -218,7 +220,7 @@ def _write(
     return result.model_copy(
         update={
             "folder": request.folder,
-            "artifacts": {"manifest": MANIFEST, "tensors": TENSORS},
+            "artifacts": {"manifest": MANIFEST, "tensors": TENSORS, "script": SCRIPT},
             "captured_calls": [call.index for call in calls],
             "input_signature": _signature(calls[0]),
             "mutated_inputs": sorted({path for call in calls for path in call.mutated}),

@@ -362,7 +362,7 @@ def test_model_with_a_cache_of_keys_and_values_replays_every_step(capture, repla
 
     result = capture(Chat(), "model", calls="all")
     assert (result.status, result.captured_calls) == ("done", [0, 1, 2, 3])
-    assert any("past_key_values" in path for path in result.mutated_inputs), "the cache grows in place"
+    assert any(path.endswith(".keys") for path in result.mutated_inputs), "the cache grows in place"
     lengths = [
         len(call.inputs["kwargs"].items[call.inputs["kwargs"].keys.index("input_ids")].tensor.size)
         for call in read_manifest(folder).calls
