@@ -488,7 +488,9 @@ def _from_kernels(result: KernelsResult, workload: Workload) -> list[Finding]:
             uncertainty=f"{result.repeats} profiled replays of one call; shares, no latencies",
             refuted_by="another order in an unprofiled comparison with one of these replaced",
             next_experiment=(
-                f"Replace or fuse {top.name} in {block.name}, check the output on the replay, and time the workload."
+                "The host sets the pace here, so that faster kernels win little: launch fewer of them first."
+                if result.bound is not None and result.bound.verdict == "host"
+                else f"Replace or fuse {top.name} in {block.name}, check the output on the replay, and time the workload."
             ),
         )
     ]

@@ -71,6 +71,7 @@ class Replay:
         self._decoder = Decoder(blocks, self.manifest.storages, device=loaded.device, types=self._types)
         self._exact = Decoder(self.blocks, self.manifest.storages, device=loaded.device, types=self._types)
         self._moving: set[str] | None = None
+        self._restored: dict[int, dict[str, Node]] = {}
         self._original: Encoded | None = None
 
     def __enter__(self) -> Self:
@@ -87,12 +88,7 @@ class Replay:
 
     def prepare(self, call: CapturedCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Rebuild the call's inputs in new memory and restore state and generators; not part of the timed time."""
-        state = self._restorable(call)
-        if self._moving is None:
-            self._keep_original()
-            self._moving = self._differing(state)
-        names = _with_linked(self._moving, state)
-        wanted = {_STATE + name: node for name, node in state.items() if name in names}
+        wanted = self._state_to_restore(call)
         values = self._decoder.decode({**call.inputs, **wanted})
         write_state(self.site, {name.removeprefix(_STATE): values[name] for name in wanted})
         restore_rng(call.rng, self._exact, self.loaded)
@@ -134,7 +130,7 @@ class Replay:
         """
         # Only what was captured is compared; what changes besides is restored from now on.
         state = read_state(self.site)
-        self._note_moving(call, state)
+        self._note_moving((set(call.state_after) & set(state)) | self._differing(self._restorable(call)))
         expected = {"output": call.output, **call.inputs_after}
         expected |= {_STATE + name: node for name, node in call.state_after.items()}
         values = {"output": made.output, "args": made.args, "kwargs": made.kwargs}
@@ -182,6 +178,19 @@ class Replay:
     def _storages(self) -> list[int]:
         return list(range(len(self.blocks))) if self.manifest.storages is None else self.manifest.storages
 
+    def _state_to_restore(self, call: CapturedCall) -> dict[str, Node]:
+        """What of the state is put back before a replay of that call; the rest is as captured, and stays so."""
+        key = id(call)
+        if key not in self._restored:
+            state = self._restorable(call)
+            if self._moving is None:
+                self._keep_original()
+                self._moving = set()
+            self._note_moving(self._differing(state))
+            names = _with_linked(self._moving, state)
+            self._restored[key] = {_STATE + name: node for name, node in state.items() if name in names}
+        return self._restored[key]
+
     def _keep_original(self) -> None:
         encoder = Encoder(self._types)
         nodes = encoder.encode(read_state(self.site), identity=True)
@@ -207,11 +216,12 @@ class Replay:
         roots = sorted(nodes, key=len, reverse=True)
         return {next(root for root in roots if path == root or path.startswith(f"{root}.")) for path in differences}
 
-    def _note_moving(self, call: CapturedCall, state: dict[str, Any]) -> None:
-        """Remember what a call has changed, so that it is put back before the next one."""
+    def _note_moving(self, names: set[str]) -> None:
+        """Remember parts of the state that change, so that they are put back before every replay."""
         assert self._moving is not None
-        self._moving |= set(call.state_after) & set(state)
-        self._moving |= self._differing(self._restorable(call))
+        if not names <= self._moving:
+            self._moving |= names
+            self._restored.clear()
 
 
 def _with_linked(names: set[str], nodes: Mapping[str, Node]) -> set[str]:

@@ -15,6 +15,7 @@ import random
 import statistics
 import sys
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -366,9 +367,11 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     if options.profile:
         kinds = {getattr(torch.profiler.ProfilerActivity, name.upper()) for name in {"cpu", device.type}}
         args, kwargs = replay.prepare(calls[0])
-        with modes(calls[0]["context"], device), torch.profiler.profile(activities=kinds) as profiler:
-            function(*args, **kwargs)
-            synchronize(device)
+        with warnings.catch_warnings():  # torch tells how it keeps events of several cycles; here is one
+            warnings.simplefilter("ignore")
+            with modes(calls[0]["context"], device), torch.profiler.profile(activities=kinds) as profiler:
+                function(*args, **kwargs)
+                synchronize(device)
         profiler.export_chrome_trace(options.profile)
     return {"stage": STAGE, "device": str(device), "torch": torch.__version__, "data": data, "calls": results}
 
