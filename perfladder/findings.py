@@ -490,7 +490,7 @@ def _from_kernels(result: KernelsResult, workload: Workload) -> list[Finding]:
             next_experiment=(
                 "The host sets the pace here, so that faster kernels win little: launch fewer of them first."
                 if result.bound is not None and result.bound.verdict == "host"
-                else f"Replace or fuse {top.name} in {block.name}, check the output on the replay, and time the workload."
+                else f"Replace or fuse {top.name} in {block.name}, check the output on the replay, time the workload."
             ),
         )
     ]
