@@ -32,6 +32,7 @@ def capture(
     call: str | None = None,
     calls: Calls = "default",
     runs: int = 1,
+    warmup_runs: int = 1,
     reference_runs: int = 5,
     max_bytes: int | None = None,
     redact: bool = False,
@@ -48,7 +49,8 @@ def capture(
         call: The method to call, such as `generate`; by default the object itself.
         calls: Which of the stage's calls in a run: `default` (the first, a middle and the last one), `all`, or indices.
         runs: How many runs to capture.
-        reference_runs: Runs before them that time the stage's calls in the pipeline.
+        warmup_runs: Runs before all others, which count for nothing.
+        reference_runs: Runs before the captured ones that time the stage's calls in the pipeline.
         max_bytes: Limit of the tensors' bytes; None: a quarter of the free disk, 4 GiB at most.
         redact: Replace texts and numbers by meaningless ones of the same form: a capture holds users' prompts and
             pictures.
@@ -68,6 +70,7 @@ def capture(
         folder,
         calls=calls,
         runs=runs,
+        warmup_runs=warmup_runs,
         reference_runs=reference_runs,
         max_bytes=max_bytes,
         redact=redact,
@@ -92,6 +95,7 @@ def capture_request(stage: str, folder: str | Path, **options: Any) -> CaptureRe
     calls = options.get("calls", "default")
     if not isinstance(calls, str):
         options["calls"] = list(calls)
+    options.setdefault("warmup_runs", 1)
     try:
         return CaptureRequest(stage=stage, folder=str(path.absolute()), **options)
     except ValidationError as error:

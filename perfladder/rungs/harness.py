@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _WARMUP_REPEATS = 3
 TIMING_TOLERANCE = 0.05
 """A replay is faithful in time if its ratio to the pipeline is within 1 +- this, not if its interval is outside."""
-SHORT_CALL_MS = 5.0
+SHORT_CALL_MS = 25.0
 """Calls shorter than this are timed with emptied caches too: in a pipeline other stages run between two of them."""
 _CLOCK_TOLERANCE = 0.03
 

@@ -43,7 +43,7 @@ def folder(tmp_path):
 @pytest.fixture
 def capture(folder):
     def run(pipe, stage="stage", **options):
-        return pl.capture(pipe, stage, folder, **{"reference_runs": 1, **options})
+        return pl.capture(pipe, stage, folder, **{"warmup_runs": 0, "reference_runs": 1, **options})
 
     return run
 
