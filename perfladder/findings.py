@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-from perfladder.models import Model
+from perfladder.finding import Evidence, Finding, Kind
+from perfladder.profiling.kernel_findings import possible_win
 from perfladder.rungs.base import RungResult
 from perfladder.rungs.capture import CaptureResult
 from perfladder.rungs.harness import HarnessResult
@@ -14,60 +15,14 @@ from perfladder.rungs.regions import RegionsResult
 from perfladder.rungs.stages import StagesResult
 from perfladder.stats import Interval
 from perfladder.target import LoadedInfo
+from perfladder.timing.load_findings import load_findings
 from perfladder.workload import Workload
-
-Kind = Literal[
-    "dominant_stage",
-    "outside_dominates",
-    "no_dominant_stage",
-    "cadence_met",
-    "cadence_missed",
-    "peak_memory_stage",
-    "memory_grows",
-    "device_mostly_idle",
-    "dominant_region",
-    "outside_regions",
-    "replay_faithful",
-    "replay_timing_differs",
-    "replay_timing_undecided",
-    "replay_output_differs",
-    "not_replayable",
-    "dominant_kernels",
-    "largest_possible_win",
-    "profiler_distorts",
-    "throughput_saturated",
-    "throughput_grows",
-    "concurrency_serialized",
-    "concurrency_fails",
-]
 
 _DOMINANT_SHARE = 0.5
 _CLEAR_SHARE = 0.2
 _BUSY_FRAC = 0.9
 _DISTORTION = 1.5
 _ENOUGH_CHUNKS = 100
-
-
-class Evidence(Model):
-    """One number that a finding rests on, and where it stands."""
-
-    metric: str
-    value: float
-    unit: str
-    source: str
-
-
-class Finding(Model):
-    """A claim with its evidence, its uncertainty, what would refute it, and the smallest next experiment."""
-
-    kind: Kind
-    rung: str
-    claim: str
-    stage: str | None = None
-    evidence: list[Evidence]
-    uncertainty: str
-    refuted_by: str
-    next_experiment: str
 
 
 class PolicyRow(NamedTuple):
@@ -210,9 +165,6 @@ def _from_stages(result: StagesResult, workload: Workload) -> list[Finding]:
                 next_experiment="Read the regions of rung 2; name coarser stages in the workload.",
             )
         )
-    # It needs this module's models.
-    from perfladder.timing.load_findings import load_findings
-
     own = [*_peak_memory(result, workload), *_memory_growth(result), *_cadence(result, workload)]
     return [*found, *own, *load_findings(result)]
 
@@ -494,9 +446,6 @@ def _from_kernels(result: KernelsResult, workload: Workload) -> list[Finding]:
             ),
         )
     ]
-    # It needs this module's models.
-    from perfladder.profiling.kernel_findings import possible_win
-
     found += possible_win(result)
     return found + _device_idle(result.device_busy_ms, result.unprofiled_ms, "kernels", result.stage)
 

@@ -17,7 +17,8 @@ from typing import Any, Literal, Self
 from perfladder.device_lock import device_lock
 from perfladder.errors import InputError, PerfladderError, RungError
 from perfladder.files import write_atomically
-from perfladder.findings import Finding, collect_findings, rungs_to_skip
+from perfladder.finding import Finding
+from perfladder.findings import collect_findings, rungs_to_skip
 from perfladder.models import Model
 from perfladder.rank_session import RankSession, open_session
 from perfladder.rundir import RunDirectory, RunStatus, read_model

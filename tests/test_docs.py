@@ -16,7 +16,8 @@ from pydantic import BaseModel
 import perfladder
 from perfladder import errors, workload
 from perfladder.errors import PerfladderError
-from perfladder.findings import POLICY, Kind
+from perfladder.finding import Kind
+from perfladder.findings import POLICY
 from perfladder.ladder import RUNGS, climb
 from perfladder.models import Model
 from perfladder.profiling.warnings import ProfileWarningCode

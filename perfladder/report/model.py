@@ -9,7 +9,8 @@ import yaml
 from pydantic import Field
 
 from perfladder.errors import InputError
-from perfladder.findings import Finding, collect_findings, smallest_next_experiment
+from perfladder.finding import Finding
+from perfladder.findings import collect_findings, smallest_next_experiment
 from perfladder.ladder import RUNGS, load_results
 from perfladder.models import SCHEMA_VERSION, Model, ResultWarning
 from perfladder.peaks import Peaks

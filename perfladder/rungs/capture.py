@@ -41,7 +41,9 @@ class CaptureRequest(Model):
         default="default", description="Indices in a run; `default` is the first, a middle and the last one."
     )
     runs: int = Field(default=1, gt=0, description="How many runs are captured.")
-    warmup_runs: int = Field(default=0, ge=0, description="Runs before those; rung 1 has warmed the process up already.")
+    warmup_runs: int = Field(
+        default=0, ge=0, description="Runs before those; rung 1 has warmed the process up already."
+    )
     reference_runs: int = Field(default=5, gt=0, description="Runs that time the stage's calls, as the reference.")
     max_bytes: int | None = Field(
         default=None, gt=0, description="Limit of the tensors' bytes; None: a quarter of the free disk, 4 GiB at most."

@@ -1,0 +1,54 @@
+"""What a finding is: a claim that a reader can check."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from perfladder.models import Model
+
+Kind = Literal[
+    "dominant_stage",
+    "outside_dominates",
+    "no_dominant_stage",
+    "cadence_met",
+    "cadence_missed",
+    "peak_memory_stage",
+    "memory_grows",
+    "device_mostly_idle",
+    "dominant_region",
+    "outside_regions",
+    "replay_faithful",
+    "replay_timing_differs",
+    "replay_timing_undecided",
+    "replay_output_differs",
+    "not_replayable",
+    "dominant_kernels",
+    "largest_possible_win",
+    "profiler_distorts",
+    "throughput_saturated",
+    "throughput_grows",
+    "concurrency_serialized",
+    "concurrency_fails",
+]
+
+
+class Evidence(Model):
+    """One number that a finding rests on, and where it stands."""
+
+    metric: str
+    value: float
+    unit: str
+    source: str
+
+
+class Finding(Model):
+    """A claim with its evidence, its uncertainty, what would refute it, and the smallest next experiment."""
+
+    kind: Kind
+    rung: str
+    claim: str
+    stage: str | None = None
+    evidence: list[Evidence]
+    uncertainty: str
+    refuted_by: str
+    next_experiment: str
