@@ -11,8 +11,12 @@ _SOURCE = "kernels.json: operator_ranking"
 
 
 def possible_win(result: KernelsResult) -> list[Finding]:
-    """What the first operator of the ranking could win; where the host sets the pace, kernels win nothing."""
-    first = result.operator_ranking[0] if result.operator_ranking else None
+    """What the first operator of the ranking whose work is known could win.
+
+    Without its work the whole of its time would be the bound, which says nothing. Where the host sets the pace, kernels
+    win nothing.
+    """
+    first = next((group for group in result.operator_ranking if group.achieved_frac is not None), None)
     if first is None or result.bound is None or result.bound.verdict == "host":
         return []
     if first.possible_win_frac is None or first.possible_win_frac < _WORTH_A_TRY:
@@ -25,7 +29,8 @@ def possible_win(result: KernelsResult) -> list[Finding]:
             rung="kernels",
             stage=result.stage,
             claim=(
-                f"{first.operator} could win most: at most {first.possible_win_frac:.0%} of a call{of_run}"
+                f"Of the operators whose work is known {first.operator} could win most: at most "
+                f"{first.possible_win_frac:.0%} of a call{of_run}"
                 f"{f', first of all in {place}' if place else ''}. {_how_near(result, first)}"
             ),
             evidence=_evidence(first),
@@ -48,18 +53,15 @@ def _how_near(result: KernelsResult, group: RankedGroup) -> str:
     """The operator's place under the roof where most of its time is, in the roofline's own words."""
     row = next((row for row in result.roofline if row.operator == group.operator), None)
     if row is None:
-        return "How near it is to the device's peaks is unknown."
+        return f"It is at {group.achieved_frac:.0%} of the nearer roof."
     return f"Its longest calls are {row.statement}."
 
 
 def _evidence(group: RankedGroup) -> list[Evidence]:
     assert group.possible_win_frac is not None
-    found = [
+    assert group.achieved_frac is not None
+    return [
         Evidence(metric="possible_win_frac", value=group.possible_win_frac, unit="of a plain call", source=_SOURCE),
         Evidence(metric="share", value=group.share, unit="of kernel time", source=_SOURCE),
+        Evidence(metric="achieved_frac", value=group.achieved_frac, unit="of the nearer roof", source=_SOURCE),
     ]
-    if group.achieved_frac is not None:
-        found.append(
-            Evidence(metric="achieved_frac", value=group.achieved_frac, unit="of the nearer roof", source=_SOURCE)
-        )
-    return found
