@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import signal
 import sys
@@ -80,7 +81,8 @@ def _terminate(*_: object) -> None:
 
 
 def _tell_interrupted(exit_code: int, as_json: bool) -> None:
-    message = "Interrupted. What was finished is in the run's folder: perfladder report latest"
+    has_run = {"run", "demo"} & set(sys.argv[1:2])
+    message = f"Interrupted.{' What was finished is in its folder: perfladder report latest' if has_run else ''}"
     if as_json:
         _print_error("Interrupted", message, exit_code)
     print(message, file=sys.stderr)
@@ -334,6 +336,14 @@ def _errors(as_json: bool) -> Iterator[None]:
             _print_error(type(error).__name__, str(error), error.exit_code)
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(error.exit_code) from None
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        message = f"{str(error.filename)[:60]}...: {error.strerror}."
+        if as_json:
+            _print_error("InputError", message, InputError.exit_code)
+        print(f"error: {message}", file=sys.stderr)
+        raise typer.Exit(InputError.exit_code) from None
 
 
 @contextmanager

@@ -395,7 +395,7 @@ def _from_regions(result: RegionsResult, workload: Workload) -> list[Finding]:
             Finding(
                 kind="profiler_distorts",
                 rung="regions",
-                claim=f"Profiled runs took {ratio:.1f} times as long as plain ones: the work is many short operators.",
+                claim=f"Profiled runs took {ratio:.1f} times as long as plain ones; perhaps many operators are short.",
                 evidence=[
                     Evidence(
                         metric="profiled_ratio",

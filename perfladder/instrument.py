@@ -663,7 +663,7 @@ def _names_at(current: Any) -> list[str]:
         return [str(key) for key in current]
     if isinstance(current, (list, tuple)):
         return [str(index) for index in range(len(current))]
-    modules = list(getattr(current, "_modules", {})) or [path for path, _ in named_modules_of(current)]
+    modules = list(getattr(current, "_modules", {})) or [path for path, _ in named_modules_of(current) if path]
     own = [name for name in vars(current) if not name.startswith("_")] if hasattr(current, "__dict__") else []
     return list(dict.fromkeys([*modules, *_public_methods(current), *own]))
 

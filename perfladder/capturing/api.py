@@ -76,7 +76,10 @@ def capture(
         redact=redact,
         allow_side_effects=allow_side_effects,
     )
-    return capture_rung.measure(wrap_object(obj, inputs, call=call, seed=seed), request)
+    try:
+        return capture_rung.measure(wrap_object(obj, inputs, call=call, seed=seed), request)
+    finally:
+        _drop_if_empty(Path(request.folder))
 
 
 def capture_request(stage: str, folder: str | Path, **options: Any) -> CaptureRequest:
@@ -89,17 +92,38 @@ def capture_request(stage: str, folder: str | Path, **options: Any) -> CaptureRe
 
     from perfladder.models import input_error
 
-    path = Path(folder)
-    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
-        raise InputError(f"folder: {path} is there already. Name one that is not, or is empty.")
+    path = Path(folder).absolute()
+    _make_empty_folder(path)
     calls = options.get("calls", "default")
-    if not isinstance(calls, str):
-        options["calls"] = list(calls)
+    if not isinstance(calls, (str, Sequence)):
+        raise InputError(f"calls: expected 'default', 'all', or indices such as [0, -1], not {calls!r}.")
+    options["calls"] = calls if isinstance(calls, str) else list(calls)
     options.setdefault("warmup_runs", 1)
     try:
-        return CaptureRequest(stage=stage, folder=str(path.absolute()), **options)
+        return CaptureRequest(stage=stage, folder=str(path), **options)
     except ValidationError as error:
+        _drop_if_empty(path)
         raise input_error(error, CaptureRequest, "capture") from error
+
+
+def _make_empty_folder(path: Path) -> None:
+    """Make the folder now, so that one that cannot be written to is found before anything runs."""
+    try:
+        is_there = path.exists() and not (path.is_dir() and not any(path.iterdir()))
+        if not is_there:
+            path.mkdir(parents=True, exist_ok=True)
+            probe = path / ".probe"
+            probe.touch()
+            probe.unlink()
+    except OSError as error:
+        raise InputError(f"folder: {path} cannot be written to: {error.strerror}. Name another one.") from error
+    if is_there:
+        raise InputError(f"folder: {path} is there already. Name one that is not, or is empty.")
+
+
+def _drop_if_empty(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.rmdir()
 
 
 class StageBenchHarness:
@@ -185,7 +209,10 @@ def capture_workload(
     """
     if file.workload.nproc > 1:
         raise NotPossibleHereError("nproc: a stage that runs on several ranks cannot be captured alone.")
-    return in_session(file, capture_rung.measure, request, tell=tell, what="capturing")
+    try:
+        return in_session(file, capture_rung.measure, request, tell=tell, what="capturing")
+    finally:
+        _drop_if_empty(Path(request.folder))
 
 
 def in_session(

@@ -11,6 +11,7 @@ from pydantic import JsonValue
 
 from perfladder.capturing.nodes import Node
 from perfladder.capturing.store import CallContext
+from perfladder.errors import CaptureError
 from perfladder.target import LoadedTarget
 
 if TYPE_CHECKING:
@@ -86,15 +87,20 @@ def context_restored(context: CallContext, loaded: LoadedTarget) -> Iterator[Non
         stack.enter_context(torch.set_grad_enabled(context.grad_enabled))
         stack.enter_context(loaded.attention())
         if context.autocast_dtype:
-            dtype = getattr(torch, context.autocast_dtype)
+            dtype = getattr(torch, context.autocast_dtype, None)
+            if not isinstance(dtype, torch.dtype):
+                raise CaptureError(f"The capture is damaged: autocast_dtype {context.autocast_dtype!r} is no dtype.")
             stack.enter_context(torch.autocast(loaded.device.type, dtype=dtype))
         now = _read_settings()
         table = _settings()
         for name, value in context.settings.items():
             if name in table and name in now and now[name] != value:
                 write = table[name][1]
-                write(value)
                 stack.callback(write, now[name])
+                try:
+                    write(value)
+                except (RuntimeError, TypeError, ValueError) as error:
+                    raise CaptureError(f"The capture is damaged: {name} cannot be {value!r} ({error}).") from error
         yield
 
 
@@ -121,9 +127,14 @@ def restore_rng(nodes: Mapping[str, Node], decoder: Decoder, loaded: LoadedTarge
     import torch
 
     states = decoder.decode(nodes)
-    torch.set_rng_state(states["cpu"])
-    version, numbers, gauss = states["python"]
-    random.setstate((version, tuple(numbers.tolist()), gauss))
-    np.random.set_state(tuple(states["numpy"]))
-    if "device" in states and loaded.device.type != "cpu":
-        torch.get_device_module(loaded.device).set_rng_state(states["device"], loaded.device)
+    try:
+        torch.set_rng_state(states["cpu"])
+        version, numbers, gauss = states["python"]
+        random.setstate((version, tuple(numbers.tolist()), gauss))
+        np.random.set_state(tuple(states["numpy"]))
+        if "device" in states and loaded.device.type != "cpu":
+            torch.get_device_module(loaded.device).set_rng_state(states["device"], loaded.device)
+    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        raise CaptureError(
+            f"The capture is damaged: generators cannot be restored from it ({type(error).__name__}: {error})."
+        ) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
+import random
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 Draft = dict[str, Any]
 
 _ALIGN: Final = 16
+_SHORT_RUN: Final = 4
+"""So many plain numbers in a row are taken for sizes and settings, and not for a user's data."""
 
 
 class BudgetError(CaptureError):
@@ -115,6 +118,13 @@ class Encoder:
         return torch.equal(self.blocks[number], block)
 
     def _draft(self, value: Any, path: str, depth: int) -> Draft:
+        """One value as a node to be; what raises when it is looked at cannot be stored."""
+        try:
+            return self._drafted(value, path, depth)
+        except Exception as error:
+            return self._refuse(path, f"a {type_name(type(value))} cannot be read ({type(error).__name__})")
+
+    def _drafted(self, value: Any, path: str, depth: int) -> Draft:
         import numpy as np
         import torch
 
@@ -182,6 +192,27 @@ class Encoder:
                 value = "x" * len(value)
         return {"kind": "plain", "value": value}
 
+    def _keys(self, value: dict[Any, Any]) -> list[Any]:
+        """Keys of a dict; redacted are those that can be no parameter's name."""
+        if not self._is_redacting:
+            return list(value)
+        return [
+            key if not isinstance(key, str) or key.isidentifier() else f"{'x' * len(key)}{index}"
+            for index, key in enumerate(value)
+        ]
+
+    def _numbers_redacted(self, values: Any) -> Any:
+        """Long runs of plain numbers, as token ids are, become random ones within the same range."""
+        is_run = len(values) > _SHORT_RUN and all(type(value) in (int, float) for value in values)
+        if not self._is_redacting or not is_run or not all(map(math.isfinite, values)):
+            return values
+        chance, low, high = random.Random(len(values)), min(values), max(values)
+        drawn = [
+            chance.randint(math.floor(low), math.ceil(high)) if type(value) is int else chance.uniform(low, high)
+            for value in values
+        ]
+        return type(values)(drawn)
+
     def _constant(self, value: Any) -> Draft:
         if isinstance(value, bytes):
             return {"kind": "bytes", "value": (bytes(len(value)) if self._is_redacting else value).hex()}
@@ -201,10 +232,11 @@ class Encoder:
 
         kind = type(value)
         if kind in (list, tuple, set, frozenset):
+            value = self._numbers_redacted(value)
             ordered = sorted(value, key=repr) if kind in (set, frozenset) else value
             return {"kind": kind.__name__, "items": inner(enumerate(ordered))}
         if kind is dict and all(type(key) in PLAIN and _is_json(key) for key in value):
-            return {"kind": "dict", "keys": list(value), "items": inner(value.items())}
+            return {"kind": "dict", "keys": self._keys(value), "items": inner(value.items())}
         known = self._types.get(kind)
         if known is not None and known.to_state is not None:
             state = self._draft(known.to_state(value), path, depth + 1)
@@ -310,7 +342,10 @@ def _quick_sum(block: torch.Tensor) -> tuple[int, int]:
 
 
 def scramble(block: torch.Tensor, dtype: torch.dtype) -> None:
-    """Replace the numbers by random ones that a model can take: normal ones, and integers within the same range."""
+    """Replace the numbers by random ones that a model can take: normal ones, and integers within the same range.
+
+    Of types that torch cannot make random they become zeros.
+    """
     import torch
 
     element_bytes = dtype.itemsize
@@ -320,13 +355,18 @@ def scramble(block: torch.Tensor, dtype: torch.dtype) -> None:
     if not values.numel():
         return
     seed = torch.Generator().manual_seed(values.numel())
-    if dtype == torch.bool:
-        values = torch.randint(0, 2, values.shape, generator=seed).to(dtype)
-    elif dtype.is_floating_point or dtype.is_complex:
-        values = torch.randn(values.shape, generator=seed).to(dtype)
-    else:
-        low, high = int(values.min()), int(values.max())
-        values = torch.randint(low, high + 1, values.shape, generator=seed).to(dtype)
+    try:
+        if dtype == torch.bool:
+            values = torch.randint(0, 2, values.shape, generator=seed).to(dtype)
+        elif dtype.is_floating_point or dtype.is_complex:
+            values = torch.randn(values.shape, generator=seed).to(dtype)
+        else:
+            wide = values.to(torch.int64)
+            low, high = int(wide.min()), int(wide.max())
+            values = torch.randint(low, high + 1, values.shape, generator=seed).to(dtype)
+    except (NotImplementedError, OverflowError, RuntimeError, ValueError):
+        part.zero_()  # a type that torch cannot make random numbers of, or a range that no number tells
+        return
     part.copy_(values.view(torch.uint8))
 
 

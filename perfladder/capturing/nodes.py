@@ -11,6 +11,7 @@ from typing import Literal
 
 from pydantic import JsonValue
 
+from perfladder.errors import CaptureError
 from perfladder.models import Model
 
 MAX_DEPTH = 32
@@ -97,12 +98,18 @@ def is_linked(node: Node) -> bool:
     return bool(labels_of(node))
 
 
-def expanded(node: Node, holders: Mapping[int, Node]) -> Node:
-    """The node with what is held elsewhere, by label, put in the place of each reference to it."""
+def expanded(node: Node, holders: Mapping[int, Node], depth: int = 0) -> Node:
+    """The node with what is held elsewhere, by label, put in the place of each reference to it.
+
+    Raises:
+        CaptureError: An object holds itself.
+    """
+    if depth > 4 * MAX_DEPTH:
+        raise CaptureError("The manifest is damaged: an object in it holds itself.")
     if node.kind == "same":
         held = holders.get(int(str(node.value)))
-        return node if held is None else expanded(held, holders)
-    items = None if node.items is None else [expanded(item, holders) for item in node.items]
+        return node if held is None else expanded(held, holders, depth + 1)
+    items = None if node.items is None else [expanded(item, holders, depth + 1) for item in node.items]
     return node.model_copy(update={"items": items, "label": None})
 
 

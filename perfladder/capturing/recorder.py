@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -31,6 +32,7 @@ class Recorder(Observer):
     Attributes:
         calls: What was captured, in the order in which the calls ended.
         num_over_budget: Chosen calls that were not captured for want of room.
+        num_raised: Chosen calls that raised, and so have nothing to compare with.
         streams_output: Whether a call streams its output, or is awaited.
         changed_weights: Parameters that a captured call changed in place.
         run: Number of the run that the next calls belong to.
@@ -45,6 +47,7 @@ class Recorder(Observer):
         self.redact = redact
         self.calls: list[CapturedCall] = []
         self.num_over_budget = 0
+        self.num_raised = 0
         self.streams_output = False
         self.changed_weights: dict[str, None] = {}
         self.run = 0
@@ -70,6 +73,9 @@ class Recorder(Observer):
         if token is None:
             return
         effects = token.end_watching()
+        if result is None and sys.exception() is not token.exception_before:
+            self.num_raised += 1
+            return
         try:
             self.calls.append(token.finished(result, effects))
         except BudgetError:
@@ -117,6 +123,7 @@ class _OpenCapture:
         from torch import nn
 
         self.recorder, self.site, self.index = recorder, site, index
+        self.exception_before = sys.exception()
         self.values = {"args": args, "kwargs": kwargs}
         state = recorder.read_state(site)
         encoded = recorder.encoder.encode({**self.values, **state}, keep=state, identity=True)

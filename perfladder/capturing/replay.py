@@ -58,6 +58,10 @@ class Replay:
         self.loaded = loaded
         self.manifest: Manifest = read_manifest(folder)
         self.is_synthetic = is_synthetic
+        for call in self.manifest.calls:
+            kinds = {name: node.kind for name, node in call.inputs.items()}
+            if kinds != {"args": "tuple", "kwargs": "dict"}:
+                raise CaptureError(f"{folder} is damaged: the inputs of call {call.index} are no args and kwargs.")
         where = self.manifest.stage if path is None else path
         self.site: Site = resolve_site(loaded.obj, where, field_name="stage")
         if self.site.owner_type != self.manifest.owner_type:

@@ -8,7 +8,7 @@ import struct
 from concurrent.futures import ThreadPoolExecutor
 from io import FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, JsonValue, ValidationError
 
@@ -56,7 +56,7 @@ class CapturedCall(Model):
     inputs_after: dict[str, Node] = {}
     state_after: dict[str, Node] = {}
     side_effects: list[str] = []
-    in_pipeline_ms: list[float] = []
+    in_pipeline_ms: list[Annotated[float, Field(gt=0, allow_inf_nan=False)]] = []
 
 
 class Manifest(Model):

@@ -137,6 +137,7 @@ def summarize_functions(profile: DataFrame, data: FunctionData, top_k: int) -> D
 
 
 def _summary(name: str, group: DataFrame, samples: list[Any] | None, whole_us: float) -> dict[str, Any]:
+    samples = samples or None  # all of them may have been left out
     spent_us, absent = float(group["kernel_us"].sum()), float("nan")
     sizes = [sum(num_bytes(tensor) for tensor in tensors_in(sample)) for _, sample in samples or []]
     return {

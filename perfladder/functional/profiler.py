@@ -78,6 +78,8 @@ class ModuleFunctionKernelProfiler:
             raise ValueError(f"samples_on: expected 'device', 'cpu' or a folder; there is no folder {samples_on}.")
         if sample_budget_bytes is not None and sample_budget_bytes < 0:
             raise ValueError(f"sample_budget_bytes must be 0 or more, not {sample_budget_bytes}.")
+        if function_names is not None and not all(isinstance(name, str) for name in function_names):
+            raise ValueError("function_names: expected texts such as 'linear' or 'Tensor.matmul'.")
         self.function_names = None if function_names is None else frozenset(function_names)
         self.coverage: Coverage | None = None
         self._samples_on = samples_on

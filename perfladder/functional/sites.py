@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -107,7 +108,8 @@ def same_path_as_without_mode(sites: ModuleSites) -> Iterator[None]:
     replaced: list[tuple[nn.Module, Any]] = []
     try:
         for module in sites.modules.values():
-            forward: object = type(module).forward
+            # A TorchScript module answers no question about its class.
+            forward: object = inspect.getattr_static(type(module), "forward", None)
             if "forward" not in vars(module) and _asks_for_overrides(forward):
                 copy = types.MethodType(without_override_checks_of_torch(forward), module)
                 vars(module)["forward"] = copy

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, StrictInt
 
 from perfladder.capturing.decode import not_rebuildable
 from perfladder.capturing.encode import Encoder
@@ -17,7 +18,7 @@ from perfladder.capturing.script import SCRIPT, write_script
 from perfladder.capturing.store import MANIFEST, TENSORS, CapturedCall, Manifest, write_capture
 from perfladder.capturing.types import capture_types
 from perfladder.environment import take_snapshot
-from perfladder.errors import InputError, RungError
+from perfladder.errors import InputError, NotPossibleHereError, RungError
 from perfladder.instrument import Site, instrument, resolve_site
 from perfladder.models import Model, ResultWarning
 from perfladder.rungs.base import RungContext, RungResult
@@ -37,7 +38,7 @@ class CaptureRequest(Model):
 
     stage: str
     folder: str
-    calls: Literal["default", "all"] | Annotated[list[int], Field(min_length=1)] = Field(
+    calls: Literal["default", "all"] | Annotated[list[StrictInt], Field(min_length=1)] = Field(
         default="default", description="Indices in a run; `default` is the first, a middle and the last one."
     )
     runs: int = Field(default=1, gt=0, description="How many runs are captured.")
@@ -130,10 +131,9 @@ def choose_calls(wanted: Literal["default", "all"] | Sequence[int], num_calls: i
         return None
     if wanted == "default":
         return {0, num_calls // 2, num_calls - 1}
-    indices = [index + num_calls if index < 0 else index for index in wanted if isinstance(index, int)]
-    if bad := [index for index in indices if not 0 <= index < num_calls]:
+    if bad := [index for index in wanted if not -num_calls <= index < num_calls]:
         raise InputError(f"calls: the stage is called {num_calls} times a run, so there is no call {bad[0]}.")
-    return set(indices)
+    return {index % num_calls for index in wanted}
 
 
 def _limit_of(request: CaptureRequest) -> int:
@@ -158,6 +158,8 @@ def _not_replayable(request: CaptureRequest, recorder: Recorder, result: Capture
             f"{stage}: one call alone needs more than the limit of {result.max_bytes} bytes. Allow more (max_bytes), "
             "free disk space, or use a smaller shape."
         )
+    if not recorder.calls and recorder.num_raised:
+        return f"{stage}: the chosen calls raised, though the pipeline went on, so there is nothing to compare with."
     if not recorder.calls:
         raise RungError(f"{stage} was called in earlier runs, but not in the one that was to be captured.")
     types = capture_types()
@@ -213,13 +215,15 @@ def _write(
         sm_clock_mhz=next((device.sm_clock_mhz for device in snapshot.devices), None),
         sha256={},
     )
-    num_bytes = write_capture(Path(request.folder), manifest, recorder.encoder.blocks)
-    write_script(Path(request.folder), manifest, loaded.workload, loaded.base_dir)
+    num_bytes = _write_folder(Path(request.folder), manifest, recorder, loaded)
     warnings = []
     if recorder.num_over_budget:
         count = recorder.num_over_budget
         message = f"{count} chosen calls were not captured: the limit of {result.max_bytes} bytes was reached."
         warnings.append(ResultWarning(code="CAPTURE_BUDGET_REACHED", message=message))
+    if recorder.num_raised:
+        message = f"{recorder.num_raised} chosen calls raised, though the pipeline went on; they were left out."
+        warnings.append(ResultWarning(code="CAPTURED_CALLS_RAISED", message=message))
     if request.redact:
         message = "Texts and numbers were replaced, so the replay's output cannot be compared with the pipeline's."
         warnings.append(ResultWarning(code="CAPTURE_REDACTED", message=message))
@@ -236,6 +240,21 @@ def _write(
             "warnings": warnings,
         }
     )
+
+
+def _write_folder(folder: Path, manifest: Manifest, recorder: Recorder, loaded: LoadedTarget) -> int:
+    """Write all files of the capture, the manifest last; of one that cannot be written nothing stays."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_script(folder, manifest, loaded.workload, loaded.base_dir)
+        return write_capture(folder, manifest, recorder.encoder.blocks)
+    except BaseException as error:
+        for name in (MANIFEST, TENSORS, SCRIPT):
+            with contextlib.suppress(OSError):
+                (folder / name).unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise NotPossibleHereError(f"The capture cannot be written to {folder}: {error.strerror}.") from error
+        raise
 
 
 def _reference_ms(loaded: LoadedTarget, site: Site, num_runs: int) -> tuple[list[list[float]], str | None]:

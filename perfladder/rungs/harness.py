@@ -31,6 +31,7 @@ TIMING_TOLERANCE = 0.05
 SHORT_CALL_MS = 25.0
 """Calls shorter than this are timed with emptied caches too: in a pipeline other stages run between two of them."""
 _CLOCK_TOLERANCE = 0.03
+_WIDE_SPREAD = 0.2
 
 
 class HarnessRequest(Model):
@@ -170,7 +171,7 @@ class _Timing(Model):
     warm_ratio: float
     evicted_ratio: float | None
     is_faithful: bool | None
-    in_pipeline_ms: float
+    reference_spread: float
 
     @classmethod
     def of(cls, calls: Sequence[CallReplay]) -> _Timing:
@@ -192,7 +193,7 @@ class _Timing(Model):
             warm_ratio=ratios["warm"],
             evicted_ratio=ratios.get("evicted"),
             is_faithful=judge_timing(ratios[caches], interval),
-            in_pipeline_ms=float(np.median(in_pipeline)) / len(calls),
+            reference_spread=float((in_pipeline.max() - in_pipeline.min()) / np.median(in_pipeline)),
         )
 
 
@@ -252,14 +253,16 @@ def _timing_reasons(timing: _Timing, manifest: Manifest) -> list[str]:
     change = (
         f"Alone it is {abs(1 - timing.ratio):.0%} {'faster' if timing.ratio < 1 else 'slower'} than in the pipeline"
     )
-    if timing.evicted_ratio is not None:
-        ratios = (
-            f"{timing.warm_ratio:.2f} times with warm caches and {timing.evicted_ratio:.2f} times with emptied ones"
-        )
-        return [f"{change}: a call takes {timing.in_pipeline_ms:.2f} ms there, so caches decide ({ratios})."]
     snapshot = take_snapshot()
     clock = next((device.sm_clock_mhz for device in snapshot.devices), None)
     causes = []
+    ratios = [ratio for ratio in (timing.warm_ratio, timing.evicted_ratio) if ratio is not None]
+    if min(ratios) <= 1 <= max(ratios):
+        causes.append(
+            f"caches decide ({timing.warm_ratio:.2f} times with warm ones, {timing.evicted_ratio:.2f} with emptied)"
+        )
+    if timing.reference_spread > _WIDE_SPREAD:
+        causes.append(f"its calls in the pipeline themselves vary by {timing.reference_spread:.0%}")
     if clock and manifest.sm_clock_mhz and abs(clock / manifest.sm_clock_mhz - 1) > _CLOCK_TOLERANCE:
         causes.append(f"the device's clock is {clock} MHz now and was {manifest.sm_clock_mhz} MHz")
     if manifest.load_average_1m is not None and abs(snapshot.load_average_1m - manifest.load_average_1m) > 1:

@@ -69,11 +69,20 @@ class RooflineRow(Row):
 
     @property
     def achieved_frac(self) -> float | None:
-        """Part of the nearer roof that is reached, at most 1; the bandwidth is no roof where a cache holds the data."""
+        """Part of the nearer roof that is reached, at most 1; the bandwidth is no roof where a cache holds the data.
+
+        None where operations are done that no formula counts: then nobody knows which roof is the nearer one.
+        """
+        if not self.flops and self.family not in _MOVES_ONLY:
+            return None
         if self.compute_frac is not None and (self.bandwidth_frac is None or self.bandwidth_frac > _CACHED):
             return min(self.compute_frac, 1.0)
         known = [frac for frac in (self.compute_frac, self.bandwidth_frac) if frac is not None]
         return min(max(known), 1.0) if known else None
+
+
+_MOVES_ONLY: Final = ("copy", "elementwise", "normalization", "reduction")
+"""Families whose work is to move data: what they compute costs nothing beside it."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,19 +1,22 @@
 """What a capture of a live object holds, and what a replay of it proves; in this process."""
 
+import json
 import os
 import subprocess
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import perfladder as pl
 from perfladder.capturing.decode import Decoder
+from perfladder.capturing.encode import Encoder
 from perfladder.capturing.evict import Evictor, _cpu_cache_bytes
 from perfladder.capturing.replay import Replay
 from perfladder.capturing.side_effects import side_effects
 from perfladder.capturing.store import read_manifest, read_storages
-from perfladder.errors import InputError
+from perfladder.errors import CaptureError, InputError, NotPossibleHereError
 from perfladder.in_place import wrap_object
 from perfladder.rungs import harness
 from perfladder.rungs.harness import HarnessRequest
@@ -385,3 +388,144 @@ def test_arguments_given_by_keyword_are_captured_so(capture, folder):
     capture(Uses(Keywords()))
     inputs = read_manifest(folder).calls[0].inputs
     assert (inputs["args"].items, inputs["kwargs"].keys) == ([], ["x", "scale"])
+
+
+# What fresh eyes tried
+
+
+def test_call_that_raised_is_left_out_and_said(capture, folder):
+    class Moody(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.count = 0
+
+        def forward(self, x):
+            self.count += 1
+            if self.count % 4 == 2:
+                raise ValueError("second")
+            return x
+
+    class Catches(Pipe):
+        def use(self, x, prompt):
+            try:
+                return self.stage(x)
+            except ValueError:
+                return x
+
+    result = capture(Catches(Moody()), calls="all")
+    assert result.captured_calls == [0, 2, 3]
+    assert [warning.code for warning in result.warnings] == ["CAPTURED_CALLS_RAISED"]
+    none = pl.capture(Catches(Moody()), "stage", folder.with_name("none"), calls=[1], reference_runs=1, warmup_runs=0)
+    assert none.status == "not_applicable"
+    assert "the chosen calls raised" in none.reason
+    assert not folder.with_name("none").exists()
+
+
+def test_stage_that_returns_none_inside_an_error_handler_is_captured(capture):
+    class Silent(nn.Module):
+        def forward(self, x):
+            return None
+
+    class Handles(Pipe):
+        def use(self, x, prompt):
+            try:
+                raise KeyError
+            except KeyError:
+                self.stage(x)
+            return x
+
+    assert capture(Handles(Silent())).captured_calls == [0, 2, 3]
+
+
+def test_full_disk_leaves_nothing(capture, folder, monkeypatch):
+    from perfladder.capturing import store
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(store, "write_atomically", full)
+    with pytest.raises(NotPossibleHereError, match=r"cannot be written to .*: No space left on device"):
+        capture(Pipe(Plain()))
+    assert not folder.exists()
+
+
+def test_folder_that_cannot_be_made_is_found_before_anything_runs(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match=r"folder: .* cannot be written to: Not a directory"):
+        pl.capture(lambda: pytest.fail("it ran"), "stage", tmp_path / "file" / "capture")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        torch.arange(100).to(torch.uint16),
+        torch.tensor([-(2**63), 2**63 - 1]),
+        torch.zeros(2, dtype=torch.float8_e4m3fn),
+    ],
+)
+def test_every_dtype_can_be_redacted(value):
+    encoder = Encoder(redact=True)
+    nodes = encoder.encode({"x": value})
+    back = Decoder(encoder.blocks, encoder.storages).decode(nodes)["x"]
+    assert (back.dtype, back.shape) == (value.dtype, value.shape)
+    assert not torch.equal(back.view(torch.uint8), value.view(torch.uint8)) or not value.view(torch.uint8).any()
+
+
+def test_texts_as_keys_and_rows_of_numbers_are_redacted():
+    encoder = Encoder(redact=True)
+    nodes = encoder.encode({"x": {"a secret": [83, 69, 67, 82, 69, 84], "size": [64, 64]}})
+    back = Decoder(encoder.blocks, encoder.storages).decode(nodes)["x"]
+    first, size = back.values()
+    assert "secret" not in "".join(back)
+    assert (len(first), size) == (6, [64, 64])
+    assert first != [83, 69, 67, 82, 69, 84]
+    assert all(67 <= number <= 84 for number in first)
+
+
+def test_value_that_raises_when_looked_at_is_named():
+    class Hostile(dict):
+        def keys(self):
+            raise RuntimeError("no")
+
+        __iter__ = items = keys
+
+    encoder = Encoder()
+    encoder.encode({"x": [Hostile(a=1), np.ones(2, dtype=">f8")]})
+    assert set(encoder.unsupported) == {"x.0", "x.1"}
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (lambda m: m["calls"][0].update(inputs={}), "are no args and kwargs"),
+        (lambda m: m["calls"][0].update(rng={}), "generators cannot be restored"),
+        (lambda m: m["calls"][0].update(in_pipeline_ms=[-1.0]), "is damaged"),
+        (lambda m: m["calls"][0]["context"].update(autocast_dtype="load"), "autocast_dtype 'load' is no dtype"),
+        (lambda m: m["calls"][0]["context"]["settings"].update(num_threads=0), "num_threads cannot be 0"),
+        (
+            lambda m: m.update(owner_state={"training": {"kind": "list", "label": 3, "items": [_same(3)]}}),
+            "holds itself",
+        ),
+    ],
+)
+def test_edited_manifests_are_called_damaged(capture, replay, folder, change, match):
+    capture(Pipe(Plain()))
+    path = folder / "manifest.json"
+    manifest = json.loads(path.read_text())
+    change(manifest)
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(CaptureError, match=match):
+        replay(Pipe(Plain()))
+
+
+def _same(label):
+    return {"kind": "same", "value": label}
+
+
+def test_calls_are_checked(capture):
+    with pytest.raises(InputError, match="there is no call -99"):
+        capture(Pipe(Plain()), calls=[-99])
+    with pytest.raises(InputError, match="calls: expected 'default', 'all', or indices"):
+        capture(Pipe(Plain()), calls=3)
+    with pytest.raises(InputError, match="calls"):
+        capture(Pipe(Plain()), calls=[True])

@@ -328,3 +328,24 @@ def test_active_profiler_is_an_error(block):
     with torch.profiler.profile(), pytest.raises(RungError, match="another torch profiler"):
         profiler.profile(lambda: called.append(1), module=block)
     assert called == []
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_torchscript_inside_is_one_region():
+    model = nn.Sequential(torch.jit.trace(nn.Linear(8, 8), torch.ones(2, 8)), nn.ReLU())
+    frame, _ = pl.ModuleFunctionKernelProfiler(function_names=set()).profile(model, [((torch.ones(2, 8),), {})])
+    assert set(frame.module_name) == {"0", "1"}
+    assert set(frame.function_name[frame.module_name == "1"]) == {"relu"}
+
+
+def test_function_names_are_texts():
+    with pytest.raises(ValueError, match="function_names: expected texts"):
+        pl.ModuleFunctionKernelProfiler(function_names={torch.nn.functional.linear})
+
+
+def test_function_whose_samples_were_all_left_out_has_no_count():
+    profiler = pl.ModuleFunctionKernelProfiler(function_names={"linear"}, samples_on="cpu", sample_budget_bytes=0)
+    frame, data = profiler.profile(nn.Linear(4, 4), [((torch.ones(2, 4),), {})])
+    row = profiler.describe_results(frame, data).set_index("function_name").loc["linear"]
+    assert row[["calls", "num_distinct_samples", "tensor_size_MB"]].isna().all()
+    assert row["time_spent_us"] > 0

@@ -29,7 +29,8 @@ def test_warnings_have_a_code_a_message_and_a_source(pipe, x, profile):
 
 
 def test_all_codes_are_documented():
-    text = (Path(__file__).parents[2] / "docs" / "profile.md").read_text()
+    docs = Path(__file__).parents[2] / "docs"
+    text = (docs / "profile.md").read_text() + (docs / "warnings.md").read_text()
     missing = [code for code in (*ProfileWarningCode, *WarningCode) if f"`{code}`" not in text]
     assert missing == []
     assert all(code.explanation for code in ProfileWarningCode)

@@ -197,3 +197,14 @@ def test_allocator_is_read_by_its_fields(monkeypatch):
     }
     monkeypatch.setattr(torch._C, "_accelerator_getDeviceStats", lambda index: stats, raising=False)
     assert tuple(_torch_private.allocator_state(torch.device("cuda", 0))) == (1, 2, 3, 4)
+
+
+def test_calls_that_look_the_same_are_kept_apart(meter, peaks):
+    # Recursive calls of one stage begin with the same numbers; each ends as itself.
+    outer = peaks.enter(A, (), {})
+    inner = peaks.enter(A, (), {})
+    meter.use(10 * KIB)
+    peaks.leave(A, inner, None)
+    meter.use(10 * KIB)
+    peaks.leave(A, outer, None)
+    assert peaks.finish()["a"].increase_bytes == 20 * KIB
