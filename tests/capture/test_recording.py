@@ -390,7 +390,7 @@ def test_arguments_given_by_keyword_are_captured_so(capture, folder):
     assert (inputs["args"].items, inputs["kwargs"].keys) == ([], ["x", "scale"])
 
 
-# What fresh eyes tried
+# Odd cases
 
 
 def test_call_that_raised_is_left_out_and_said(capture, folder):
