@@ -19,12 +19,15 @@ if TYPE_CHECKING:
     from perfladder.profiling.api import profile as profile
     from perfladder.timing.api import time_stages as time_stages
     from perfladder.trace.model import Trace as Trace
+    from perfladder.tuning.dataset import DataLoaderFactory as DataLoaderFactory
+    from perfladder.tuning.inspect import inspect as inspect
     from perfladder.workload import Workload as Workload
     from perfladder.workload import load_workload as load_workload
 
 __version__ = "0.1.0"
 
 _LAZY = {
+    "DataLoaderFactory": "perfladder.tuning.dataset",
     "ModuleFunctionKernelProfiler": "perfladder.functional.profiler",
     "PerformanceProfile": "perfladder.profiling.api",
     "StageBenchHarness": "perfladder.capturing.api",
@@ -32,6 +35,7 @@ _LAZY = {
     "Workload": "perfladder.workload",
     "capture": "perfladder.capturing.api",
     "climb": "perfladder.ladder",
+    "inspect": "perfladder.tuning.inspect",
     "load_workload": "perfladder.workload",
     "profile": "perfladder.profiling.api",
     "register_capture_type": "perfladder.capturing.types",
@@ -40,6 +44,7 @@ _LAZY = {
 }
 
 __all__ = [
+    "DataLoaderFactory",
     "ModuleFunctionKernelProfiler",
     "PerformanceProfile",
     "StageBenchHarness",
@@ -48,6 +53,7 @@ __all__ = [
     "__version__",
     "capture",
     "climb",
+    "inspect",
     "load_workload",
     "profile",
     "register_capture_type",

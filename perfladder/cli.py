@@ -243,6 +243,28 @@ def replay(
 
 
 @app.command()
+def inspect(
+    workload: Annotated[str, typer.Argument(help="A workload file (YAML), or the name of a built-in.")],
+    as_json: Json = False,
+    iterations: Annotated[int, typer.Option("--iterations", min=1, help="Measured runs.")] = 10,
+    min_depth: Annotated[int, typer.Option("--min-depth", min=0, help="Least steps of a module's path.")] = 0,
+    max_depth: Annotated[int, typer.Option("--max-depth", min=0, help="Most steps of a module's path.")] = 5,
+    changes: Set = None,
+) -> None:
+    """List the topmost modules that run, with their time: which are worth tuning?"""
+    with _errors(as_json), _progress() as tell:
+        from perfladder.measure_alone import measure_alone
+        from perfladder.report import render_inspection
+        from perfladder.tuning.inspect_workload import InspectRequest, measure
+
+        if max_depth < min_depth:
+            raise InputError(f"--max-depth {max_depth} is less than --min-depth {min_depth}.")
+        request = InspectRequest(number_of_iterations=iterations, min_depth=min_depth, max_depth=max_depth)
+        result = measure_alone(_load(workload, changes or []), measure, request, tell=tell, what="inspecting")
+    _show(result, as_json, render_inspection)
+
+
+@app.command()
 def doctor(as_json: Json = False) -> None:
     """Tell what this machine can do: devices, profiler activities, ncu, versions, other processes on the GPU."""
     with _errors(as_json):

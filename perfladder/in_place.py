@@ -26,11 +26,11 @@ def wrap_object(obj: Any, inputs: Mapping[str, Any] | None, **fields: Any) -> Lo
     if inputs is not None and not isinstance(inputs, Mapping):
         raise InputError(f"inputs: expected a mapping of keyword arguments, got a {type(inputs).__name__}.")
     name = re.sub(r"[^A-Za-z0-9._-]", "-", type(obj).__name__).lstrip("._-") or "object"
-    workload = parse_workload({"name": name, "target": "in_place:object", "device": _device_of(obj), **fields})
+    workload = parse_workload({"name": name, "target": "in_place:object", "device": device_of(obj), **fields})
     return LoadedTarget.of(obj, workload, inputs=inputs or {})
 
 
-def _device_of(obj: Any) -> str:
+def device_of(obj: Any) -> str:
     """Where the object's weights are; an object without any runs where torch would by default."""
     for _, module in named_modules_of(obj):
         for parameter in module.parameters():

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from perfladder.capturing.store import read_manifest
-from perfladder.device_lock import device_lock
 from perfladder.errors import InputError, NotPossibleHereError
 from perfladder.in_place import wrap_object
+from perfladder.measure_alone import measure_alone
 from perfladder.rungs import capture as capture_rung
 from perfladder.rungs import harness
 from perfladder.rungs.capture import CaptureRequest, CaptureResult
 from perfladder.rungs.harness import HarnessRequest, HarnessResult
-from perfladder.session import Request, Result, Session
-from perfladder.target import LoadRequest, load
 from perfladder.workload import Workload, WorkloadFile, load_workload, parse_workload
 
 Calls = Literal["default", "all"] | Sequence[int]
@@ -193,7 +190,7 @@ class StageBenchHarness:
             WorkloadError: The target could not be built, or the stage raised.
         """
         request = HarnessRequest(folder=str(self.folder), repeats=repeats, path=self._path, synthetic=synthetic)
-        return in_session(
+        return measure_alone(
             self._file, harness.measure, request, only=self._path, log_path=self._log_path, tell=tell, what="replaying"
         )
 
@@ -210,40 +207,6 @@ def capture_workload(
     if file.workload.nproc > 1:
         raise NotPossibleHereError("nproc: a stage that runs on several ranks cannot be captured alone.")
     try:
-        return in_session(file, capture_rung.measure, request, tell=tell, what="capturing")
+        return measure_alone(file, capture_rung.measure, request, tell=tell, what="capturing")
     finally:
         _drop_if_empty(Path(request.folder))
-
-
-def in_session(
-    file: WorkloadFile,
-    measure: Callable[[Any, Request], Result],
-    request: Request,
-    *,
-    tell: Callable[[str], None],
-    what: str,
-    only: str | None = None,
-    log_path: Path | None = None,
-) -> Result:
-    """Load the workload in a fresh process and measure there, alone on its device.
-
-    Args:
-        file: The workload.
-        measure: A rung's measuring function.
-        request: For it.
-        tell: Receives lines of progress.
-        what: What the measuring is called there.
-        only: The stage to load alone.
-        log_path: Receives what the process prints; None: nowhere that stays.
-    """
-    timeout_s = file.workload.timeout_s
-    with contextlib.ExitStack() as stack:
-        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="perfladder-"))
-        log_path = log_path or Path(scratch) / "session.log"
-        session = stack.enter_context(Session(file, log_path=log_path, environment=None))
-        tell("loading the target" if only is None else "loading the stage")
-        info = session.call(load, LoadRequest(only=only), timeout_s=timeout_s)
-        for name in info.lock_names:
-            stack.enter_context(device_lock(name, tell=tell))
-        tell(what)
-        return session.call(measure, request, timeout_s=timeout_s)

@@ -1,13 +1,21 @@
 """The report of a run: one model, built from the run directory, and Markdown views of it."""
 
 from perfladder.report.model import Report, build_report, find_run
-from perfladder.report.views import render_capture, render_markdown, render_replay, render_summary, write_report
+from perfladder.report.views import (
+    render_capture,
+    render_inspection,
+    render_markdown,
+    render_replay,
+    render_summary,
+    write_report,
+)
 
 __all__ = [
     "Report",
     "build_report",
     "find_run",
     "render_capture",
+    "render_inspection",
     "render_markdown",
     "render_replay",
     "render_summary",

@@ -10,6 +10,7 @@ from perfladder.markdown import templates
 from perfladder.report.model import Report
 from perfladder.rungs.capture import CaptureResult
 from perfladder.rungs.harness import HarnessResult
+from perfladder.tuning.inspect_workload import InspectResult
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -39,6 +40,11 @@ def render_capture(result: CaptureResult) -> str:
 def render_replay(result: HarnessResult) -> str:
     """Whether a replay stands for the stage's calls in the pipeline."""
     return _templates().get_template("replay.md.j2").render(result=result)
+
+
+def render_inspection(result: InspectResult) -> str:
+    """The modules that ran, as a table."""
+    return _templates().get_template("inspect.md.j2").render(result=result)
 
 
 def _templates() -> Environment:
