@@ -7,12 +7,10 @@ import subprocess
 import sys
 import textwrap
 import uuid
-from pathlib import Path
 
 import pytest
 import torch
-
-MARK = "PERFLADDER_TEST_MARK"
+from processes import MARK, marked
 
 PIPE = """
     import ctypes, time, torch
@@ -76,19 +74,6 @@ def run(tmp_path):
         return done
 
     return climb
-
-
-def marked(mark):
-    found = []
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                environment = Path(f"/proc/{name}/environ").read_bytes()
-            except OSError:
-                continue
-            if f"{MARK}={mark}".encode() in environment.split(b"\0"):
-                found.append(name)
-    return found
 
 
 def error_of(done):

@@ -4,17 +4,19 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import uuid
+from functools import partial
 from pathlib import Path
 
+import processes
 import pytest
+from processes import MARK, marked
 
 from perfladder import guard
 from perfladder.guard import descendants
 
 GUARD = str(Path(guard.__file__))
-MARK = "PERFLADDER_TEST_MARK"
+wait_until = partial(processes.wait_until, limit_s=20)
 
 # A child, a grandchild in a session of its own, and a daemon whose parent has gone.
 FAMILY = """
@@ -30,28 +32,6 @@ if os.fork() == 0:
 os.wait()
 print("ready", flush=True)
 """
-
-
-def marked(mark):
-    """Live processes that carry the mark in their environment."""
-    found = []
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                environment = Path(f"/proc/{name}/environ").read_bytes()
-                state = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[0]
-            except OSError:
-                continue
-            if f"{MARK}={mark}".encode() in environment.split(b"\0") and state != "Z":
-                found.append(int(name))
-    return found
-
-
-def wait_until(condition, limit_s=20):
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
 
 
 @pytest.fixture

@@ -5,13 +5,15 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import uuid
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
+import processes
 import pytest
 import torch
+from processes import MARK, marked
 
 from perfladder.distributed import RankPlace, rank_device
 from perfladder.errors import (
@@ -29,7 +31,7 @@ from perfladder.rungs.stages import StagesRequest
 from perfladder.rungs.stages import measure as measure_stages
 from perfladder.target import LoadedTarget, LoadRequest, load
 
-MARK = "PERFLADDER_TEST_MARK"
+wait_until = partial(processes.wait_until, limit_s=60)
 LIMIT_S = 120
 
 TARGET = """
@@ -110,27 +112,6 @@ def start(write_target, tmp_path, mark):
     for session in sessions:
         session.close()
     assert marked(mark) == []
-
-
-def marked(mark):
-    found = []
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                environment = Path(f"/proc/{name}/environ").read_bytes()
-                state = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[0]
-            except OSError:
-                continue
-            if f"{MARK}={mark}".encode() in environment.split(b"\0") and state != "Z":
-                found.append(int(name))
-    return found
-
-
-def wait_until(condition, limit_s=60):
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)
 
 
 def time_stages(session, timeout_s=LIMIT_S):

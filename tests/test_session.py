@@ -7,9 +7,11 @@ import sys
 import threading
 import time
 import uuid
-from pathlib import Path
+from functools import partial
 
+import processes
 import pytest
+from processes import MARK, marked
 
 from perfladder.errors import InputError, WorkloadCrashError, WorkloadError, WorkloadTimeoutError
 from perfladder.rungs.stages import StagesRequest
@@ -17,7 +19,7 @@ from perfladder.rungs.stages import measure as measure_stages
 from perfladder.session import LocalSession, Session, _reason
 from perfladder.target import LoadRequest, PreloadRequest, load, preload
 
-MARK = "PERFLADDER_TEST_MARK"
+wait_until = partial(processes.wait_until, limit_s=30)
 LIMIT_S = 120
 
 TARGET = """
@@ -125,27 +127,6 @@ def start(folder, write_target, tmp_path, mark):
     for session in sessions:
         session.close()
     assert marked(mark) == []
-
-
-def marked(mark):
-    found = []
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                environment = Path(f"/proc/{name}/environ").read_bytes()
-                state = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[0]
-            except OSError:
-                continue
-            if f"{MARK}={mark}".encode() in environment.split(b"\0") and state != "Z":
-                found.append(int(name))
-    return found
-
-
-def wait_until(condition, limit_s=30):
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
 
 
 def run_stages(session, timeout_s=LIMIT_S):

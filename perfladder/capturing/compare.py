@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from perfladder.capturing.decode import Decoder
 from perfladder.capturing.encode import Encoder
 from perfladder.capturing.nodes import Node, leaves_of
+from perfladder.capturing.types import CaptureType
 
 if TYPE_CHECKING:
     import torch
@@ -28,10 +29,12 @@ class Encoded:
     storages: Sequence[int]
 
     @classmethod
-    def of(cls, values: Mapping[str, Any]) -> Encoded:
-        """Encode values as they are now."""
-        encoder = Encoder()
-        return cls(encoder.encode(values), encoder.blocks, encoder.storages)
+    def of(
+        cls, values: Mapping[str, Any], types: Mapping[str, CaptureType] | None = None, *, identity: bool = False
+    ) -> Encoded:
+        """Encode values as they are now; `types` and `identity` as in `Encoder`."""
+        encoder = Encoder(types)
+        return cls(encoder.encode(values, identity=identity), encoder.blocks, encoder.storages)
 
     @property
     def leaves(self) -> dict[str, Node]:

@@ -62,13 +62,13 @@ def read_context(module: Any) -> CallContext:
         if autocast_device
         else None,
         training=module.training if module is not None else None,
-        settings=_read_settings(),
+        settings=_read_settings(_settings()),
     )
 
 
-def _read_settings() -> dict[str, JsonValue]:
+def _read_settings(table: Mapping[str, Setting]) -> dict[str, JsonValue]:
     found: dict[str, JsonValue] = {}
-    for name, (read, _) in _settings().items():
+    for name, (read, _) in table.items():
         # torch refuses to tell a setting of the old kind once one of the new kind has been made.
         with contextlib.suppress(RuntimeError):
             value = read()
@@ -91,8 +91,8 @@ def context_restored(context: CallContext, loaded: LoadedTarget) -> Iterator[Non
             if not isinstance(dtype, torch.dtype):
                 raise CaptureError(f"The capture is damaged: autocast_dtype {context.autocast_dtype!r} is no dtype.")
             stack.enter_context(torch.autocast(loaded.device.type, dtype=dtype))
-        now = _read_settings()
         table = _settings()
+        now = _read_settings(table)
         for name, value in context.settings.items():
             if name in table and name in now and now[name] != value:
                 write = table[name][1]

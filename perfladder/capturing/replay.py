@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Self
 from perfladder.capturing.compare import Difference, Encoded, compare_values
 from perfladder.capturing.context import context_restored, restore_rng
 from perfladder.capturing.decode import Decoder, not_rebuildable
-from perfladder.capturing.encode import Encoder
 from perfladder.capturing.nodes import Node, expanded, holders_of, labels_of
 from perfladder.capturing.state import read_state, write_state
 from perfladder.capturing.store import CapturedCall, Manifest, read_manifest, read_storages
@@ -75,7 +74,8 @@ class Replay:
         self._decoder = Decoder(blocks, self.manifest.storages, device=loaded.device, types=self._types)
         self._exact = Decoder(self.blocks, self.manifest.storages, device=loaded.device, types=self._types)
         self._moving: set[str] | None = None
-        self._restored: dict[int, dict[str, Node]] = {}
+        self._restorable: dict[tuple[int, int], dict[str, Node]] = {}
+        self._restored: dict[tuple[int, int], dict[str, Node]] = {}
         self._original: Encoded | None = None
 
     def __enter__(self) -> Self:
@@ -86,8 +86,7 @@ class Replay:
         if self._original is not None:
             nodes = self._original.nodes
             names = _with_linked(self._moving or set(), nodes)
-            kept = {name: node for name, node in nodes.items() if name in names}
-            kept = {name: node for name, node in kept.items() if not not_rebuildable({name: node}, self._types)}
+            kept = self._rebuildable({name: node for name, node in nodes.items() if name in names})
             write_state(self.site, Decoder(self._original.blocks, self._original.storages).decode(kept))
 
     def prepare(self, call: CapturedCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -134,7 +133,7 @@ class Replay:
         """
         # Only what was captured is compared; what changes besides is restored from now on.
         state = read_state(self.site)
-        self._note_moving((set(call.state_after) & set(state)) | self._differing(self._restorable(call)))
+        self._note_moving((set(call.state_after) & set(state)) | self._differing(self._state_before(call), state))
         expected = {"output": call.output, **call.inputs_after}
         expected |= {_STATE + name: node for name, node in call.state_after.items()}
         values = {"output": made.output, "args": made.args, "kwargs": made.kwargs}
@@ -184,39 +183,37 @@ class Replay:
 
     def _state_to_restore(self, call: CapturedCall) -> dict[str, Node]:
         """What of the state is put back before a replay of that call; the rest is as captured, and stays so."""
-        key = id(call)
+        key = call.run, call.index
         if key not in self._restored:
-            state = self._restorable(call)
+            wanted, state = self._state_before(call), read_state(self.site)
             if self._moving is None:
-                self._keep_original()
+                self._original = Encoded.of(state, self._types, identity=True)
                 self._moving = set()
-            self._note_moving(self._differing(state))
-            names = _with_linked(self._moving, state)
-            self._restored[key] = {_STATE + name: node for name, node in state.items() if name in names}
+            self._note_moving(self._differing(wanted, state))
+            names = _with_linked(self._moving, wanted)
+            self._restored[key] = {_STATE + name: node for name, node in wanted.items() if name in names}
         return self._restored[key]
 
-    def _keep_original(self) -> None:
-        encoder = Encoder(self._types)
-        nodes = encoder.encode(read_state(self.site), identity=True)
-        self._original = Encoded(nodes, encoder.blocks, encoder.storages)
-
-    def _restorable(self, call: CapturedCall) -> dict[str, Node]:
+    def _state_before(self, call: CapturedCall) -> dict[str, Node]:
         """The state that could be stored; what could not stays as it is here."""
-        state = self.manifest.state_before(call)
-        return {name: node for name, node in state.items() if not not_rebuildable({name: node}, self._types)}
+        key = call.run, call.index
+        if key not in self._restorable:
+            self._restorable[key] = self._rebuildable(self.manifest.state_before(call))
+        return self._restorable[key]
 
-    def _differing(self, nodes: dict[str, Node]) -> set[str]:
+    def _rebuildable(self, nodes: Mapping[str, Node]) -> dict[str, Node]:
+        return {name: node for name, node in nodes.items() if not not_rebuildable({name: node}, self._types)}
+
+    def _differing(self, nodes: dict[str, Node], state: dict[str, Any]) -> set[str]:
         """Parts of the stage's state that are not as these nodes have them.
 
         A part that is an object of the inputs is always among them, since each replay has inputs of its own.
         """
-        state = read_state(self.site)
         holders = holders_of(nodes.values())
         nodes = {name: expanded(node, holders) for name, node in nodes.items()}
         here = {name: state[name] for name in nodes if name in state}
-        encoder = Encoder(self._types)
         expected = Encoded(nodes, self.blocks, self._storages)
-        differences = compare_values(expected, Encoded(encoder.encode(here), encoder.blocks, encoder.storages))
+        differences = compare_values(expected, Encoded.of(here, self._types))
         roots = sorted(nodes, key=len, reverse=True)
         return {next(root for root in roots if path == root or path.startswith(f"{root}.")) for path in differences}
 

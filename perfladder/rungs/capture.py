@@ -22,8 +22,9 @@ from perfladder.errors import InputError, NotPossibleHereError, RungError
 from perfladder.instrument import Site, instrument, resolve_site
 from perfladder.models import Model, ResultWarning
 from perfladder.rungs.base import RungContext, RungResult
-from perfladder.rungs.stages import StagesResult, StageTimer
+from perfladder.rungs.stages import StagesResult
 from perfladder.target import LoadedTarget
+from perfladder.timing.timer import StageTimer
 
 if TYPE_CHECKING:
     from perfladder.capturing.recorder import Recorder

@@ -1,0 +1,32 @@
+"""What tests of child processes share: find those of one test, and wait for something to happen."""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+MARK = "PERFLADDER_TEST_MARK"
+"""Environment variable by whose value the processes of one test are told from all others."""
+
+
+def marked(mark: str) -> list[int]:
+    """Live processes that carry the mark in their environment."""
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                environment = Path(f"/proc/{name}/environ").read_bytes()
+                state = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[0]
+            except OSError:
+                continue
+            if f"{MARK}={mark}".encode() in environment.split(b"\0") and state != "Z":
+                found.append(int(name))
+    return found
+
+
+def wait_until(condition: Callable[[], object], limit_s: float) -> None:
+    """Look again and again until the condition holds."""
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
