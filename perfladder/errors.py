@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 
 class PerfladderError(Exception):
@@ -53,3 +54,20 @@ class CaptureError(PerfladderError):
     """A capture cannot be made or is refused: damaged, oversized, unsafe, or it holds what cannot be stored."""
 
     exit_code: ClassVar[int] = 2
+
+
+class TuningError(PerfladderError):
+    """A module cannot be tuned, or a call of a tuned one cannot be served as was asked.
+
+    `candidates` has what is known of the backends that were tried.
+    """
+
+    exit_code: ClassVar[int] = 5
+
+    def __init__(self, message: str, candidates: Sequence[Any] = ()) -> None:
+        super().__init__(message)
+        self.candidates = list(candidates)
+
+
+class UnseenGraphWarning(UserWarning):
+    """A tuned module was called in a form that it was not tuned for, and ran as it is."""

@@ -37,6 +37,7 @@ class ModuleInfo:
         total_execution_time: Of these calls together, in ms: on the device where there is one, else on the host.
         input_types: Type of each argument of its first call, by position or name.
         output_types: Types of what its first call returned.
+        inspected: What was called to inspect it.
     """
 
     module: nn.Module
@@ -48,6 +49,7 @@ class ModuleInfo:
     total_execution_time: float = 0.0
     input_types: dict[str, str] = field(default_factory=dict)
     output_types: list[str] = field(default_factory=list)
+    inspected: Any = None
 
     @property
     def forward_called(self) -> bool:
@@ -72,13 +74,23 @@ class ModuleInfo:
     @property
     def num_layers(self) -> int:
         """Modules inside that have no modules inside."""
-        return sum(not list(module.children()) for module in self.module.modules())
+        return num_layers(self.module)
 
     @property
     def precisions(self) -> list[str]:
         """Dtypes of its parameters and floating-point buffers."""
-        tensors = [*self.module.parameters(), *(b for b in self.module.buffers() if b.is_floating_point())]
-        return sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors})
+        return precisions(self.module)
+
+
+def num_layers(module: nn.Module) -> int:
+    """Modules inside that have no modules inside."""
+    return sum(not list(part.children()) for part in module.modules())
+
+
+def precisions(module: nn.Module) -> list[str]:
+    """Dtypes of a module's parameters and floating-point buffers."""
+    tensors = [*module.parameters(), *(b for b in module.buffers() if b.is_floating_point())]
+    return sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors})
 
 
 class InspectedModulesInfo:

@@ -1,0 +1,187 @@
+"""What earlier tunings found, by what they were about: weights, code, form of call, versions, device."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import logging
+import os
+import platform
+import shutil
+import sys
+import sysconfig
+import types
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from pydantic import ValidationError
+from torch import nn
+
+from perfladder.files import write_atomically
+from perfladder.models import digest
+from perfladder.tuning.records import CandidateRecord
+
+if TYPE_CHECKING:
+    from perfladder.tuning.graphs import GraphSpec
+
+_logger = logging.getLogger("perfladder.tuning")
+
+_LIBRARIES: Final = ("torch", "triton", "torchao", "transformers", "diffusers", "perfladder")
+_INDUCTOR: Final = "TORCHINDUCTOR_CACHE_DIR"
+_RECORDS: Final = "records"
+
+
+class BuildCache:
+    """One folder, the user's own: a record for each candidate, what builds write, and Inductor's own cache.
+
+    Args:
+        root: The folder; made if it is not there.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        for folder in (root, root / _RECORDS, root / "inductor"):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def read(self, key: str) -> CandidateRecord | None:
+        """The record of that key; None if there is none, or none that can be read."""
+        try:
+            return CandidateRecord.model_validate_json((self.root / _RECORDS / f"{key}.json").read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValidationError) as error:
+            _logger.warning("The record %s in %s cannot be used and is made anew: %s", key, self.root, error)
+            return None
+
+    def write(self, key: str, record: CandidateRecord) -> None:
+        """Keep a record."""
+        write_atomically(self.root / _RECORDS / f"{key}.json", record.model_dump_json())
+
+    def build_folder(self, module: str, graph: str) -> Path:
+        """For what builds of one graph write."""
+        safe = "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in module)
+        return self.root / "builds" / safe / graph
+
+    @contextmanager
+    def inductor(self) -> Iterator[None]:
+        """Let Inductor keep its files here inside the block, for this process."""
+        before = os.environ.get(_INDUCTOR)
+        os.environ[_INDUCTOR] = str(self.root / "inductor")
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ[_INDUCTOR]
+            else:
+                os.environ[_INDUCTOR] = before
+
+    def clear(self) -> None:
+        """Remove what is in the folder, and nothing else that somebody put there."""
+        for name in (_RECORDS, "builds", "inductor"):
+            with suppress(FileNotFoundError):
+                shutil.rmtree(self.root / name)
+        self.__init__(self.root)  # type: ignore[misc]
+
+
+def content_key(module: nn.Module, graph: GraphSpec, device: torch.device) -> str:
+    """What identifies a graph of a module here: a change of any part makes another key.
+
+    Weights and buffers by SHA-256, code by that of the source files of all classes in the module (of installed
+    libraries by version), attributes that are plain values, the graph's form and sizes, versions, device, threads.
+    """
+    parts = [
+        weights_digest(module),
+        code_digest(module),
+        _settings(module),
+        [spec.model_dump(mode="json") for spec in graph.inputs],
+        [[*spec.identity] for spec in (*graph.others, *graph.unsupported)],
+        _versions(),
+        _device_name(device),
+        torch.get_num_threads() if device.type == "cpu" else 0,
+        torch.get_float32_matmul_precision(),
+    ]
+    return digest(parts)
+
+
+def weights_digest(module: nn.Module) -> str:
+    """SHA-256 over all parameters and buffers, with their names, dtypes and shapes."""
+    total = hashlib.sha256()
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        total.update(f"{name} {tensor.dtype} {list(tensor.shape)};".encode())
+        if tensor.device.type != "meta":
+            total.update(_bytes_of(tensor))
+    return total.hexdigest()
+
+
+def _bytes_of(tensor: torch.Tensor) -> Any:
+    with torch.no_grad():
+        flat = tensor.detach().contiguous().cpu().reshape(-1)
+        return flat.view(torch.uint8).numpy().data if flat.numel() else b""
+
+
+def code_digest(module: nn.Module) -> str:
+    """SHA-256 over the source of the module's classes, and over the structure of the module."""
+    kinds = {type(part) for part in module.modules()}
+    sources = sorted({_source_of(kind) for kind in kinds})
+    structure = [f"{name}:{type(part).__qualname__}" for name, part in module.named_modules()]
+    return digest([sources, structure])
+
+
+@lru_cache(maxsize=1024)
+def _source_of(kind: type) -> str:
+    """A library's name and version, the SHA-256 of a source file, or of the code where there is no file."""
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    if file is not None and _is_installed(file):
+        package = kind.__module__.partition(".")[0]
+        return f"{package} {_version_of(package)}"
+    if file is not None and Path(file).is_file():
+        return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    functions = [function for function in vars(kind).values() if inspect.isfunction(function)]
+    return digest([_code_parts(function.__code__) for function in functions])
+
+
+def _code_parts(code: types.CodeType) -> list[Any]:
+    constants = [_code_parts(c) if isinstance(c, types.CodeType) else repr(c) for c in code.co_consts]
+    return [code.co_name, code.co_code.hex(), list(code.co_names), constants]
+
+
+def _is_installed(file: str) -> bool:
+    return any(file.startswith(sysconfig.get_path(name) + os.sep) for name in ("purelib", "platlib", "stdlib"))
+
+
+def _settings(module: nn.Module) -> list[Any]:
+    """Plain attributes, such as epsilon or the number of heads, which decide what the code does."""
+    plain = (bool, int, float, str, type(None))
+    found = []
+    for name, part in module.named_modules():
+        own: Mapping[str, Any] = vars(part)
+        values = {key: repr(v) for key, v in own.items() if isinstance(v, plain) or _is_plain_tuple(v, plain)}
+        found.append([name, sorted(values.items())])
+    return found
+
+
+def _is_plain_tuple(value: Any, plain: tuple[type, ...]) -> bool:
+    return isinstance(value, (tuple, list)) and all(isinstance(item, plain) for item in value)
+
+
+def _versions() -> list[str]:
+    return [platform.python_version(), *(f"{name} {_version_of(name)}" for name in _LIBRARIES)]
+
+
+@lru_cache(maxsize=256)
+def _version_of(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "none"
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return f"{torch.cuda.get_device_name(device)} {torch.version.cuda}"
+    return f"{device.type} {platform.machine()} {torch.backends.cpu.get_cpu_capability()}"

@@ -1,0 +1,243 @@
+"""One backend on one graph: is it applicable, does it build, is it right, how fast is it?"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from perfladder.backend.base import Backend, BuildRequest, Built
+from perfladder.models import digest
+from perfladder.tuning.correctness import TOLERANCES, Case, Expected, check, expectations
+from perfladder.tuning.isolation import TrialLimits, try_in_child
+from perfladder.tuning.measure import MeasuringStop, Meter, ProfilingStop, Timing, measure_pairs
+from perfladder.tuning.quality import QualityGate
+from perfladder.tuning.records import CandidateRecord, CorrectnessRecord, Measurement, Status
+from perfladder.tuning.samples import Sample
+
+if TYPE_CHECKING:
+    import torch
+
+    from perfladder.tuning.cache import BuildCache
+    from perfladder.tuning.graphs import GraphSpec
+    from perfladder.tuning.module import ModuleControl
+
+_logger = logging.getLogger("perfladder.tuning")
+
+DEFAULT_GATE: Final = QualityGate("cosine", 0.99)
+"""For a candidate that is lossy by design, where the user gives no gate for the whole pipeline."""
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How candidates are checked and timed.
+
+    Attributes:
+        batch_sizes: In increasing order; empty: not timed.
+        measuring: How often each size.
+        profiling: When to try no larger one.
+        min_effect: Relative change below which a candidate is not faster.
+        checks_correctness: Whether outputs are compared at all.
+        budget_ms: A median above it ends the sizes.
+    """
+
+    batch_sizes: tuple[int, ...]
+    measuring: MeasuringStop
+    profiling: ProfilingStop
+    min_effect: float
+    checks_correctness: bool
+    budget_ms: float | None = None
+
+
+@dataclass(eq=False)
+class Candidate:
+    """A backend, what is known of it, and what it built, if it was built now."""
+
+    backend: Backend
+    record: CandidateRecord
+    built: Built | None = None
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it is right, as far as that was checked."""
+        return self.record.status == "kept"
+
+
+@dataclass(eq=False)
+class GraphWork:
+    """One graph while it is tuned.
+
+    Attributes:
+        control: Of the module.
+        graph: The form of call.
+        samples: Recorded calls of it.
+        device: Where it runs.
+        folder: For builds.
+        cache: Records of earlier tunings.
+        key: What identifies module, graph, versions and device.
+        meter: Times calls.
+        limits: For first builds in a process of their own.
+        gate: For lossy candidates, on the module's outputs.
+        pipeline_gate: The same on the whole pipeline's output: takes what runs the candidate, tells why not.
+    """
+
+    control: ModuleControl
+    graph: GraphSpec
+    samples: Sequence[Sample]
+    device: torch.device
+    folder: Path
+    cache: BuildCache
+    key: str
+    meter: Meter
+    limits: TrialLimits
+    gate: QualityGate = DEFAULT_GATE
+    pipeline_gate: Callable[[Callable[..., Any]], str | None] | None = None
+    pipeline_gate_name: str = ""
+    tell: Callable[[str], None] = _logger.info
+    num_builds: int = 0
+    _expected: list[Expected] | None = field(default=None, init=False)
+
+    @property
+    def batch_sizes(self) -> tuple[int, ...]:
+        """Sizes at which the graph was recorded; one of unknown size counts as 1."""
+        return tuple(sorted({sample.batch_size or 1 for sample in self.samples} | set(self.graph.batch_sizes)))
+
+    def evaluate(self, backend: Backend, protocol: Protocol) -> Candidate:
+        """What an earlier tuning of the same thing found, or else a trial now."""
+        key = self._key(backend, protocol)
+        if (record := self.cache.read(key)) is not None:
+            return Candidate(backend, record.model_copy(update={"is_reused": True}))
+        self.tell(f"{self.control.name}, graph {self.graph.name}: trying {backend!r}")
+        candidate = self._try(backend, protocol)
+        if candidate.record.status != "not_applicable":
+            self.cache.write(key, candidate.record)
+        return candidate
+
+    def build(self, candidate: Candidate) -> Built:
+        """What the candidate built, or a build now for one that is known from before."""
+        key = self._build_key(candidate.backend)
+        live = candidate.built or self.control.builds.get(key)
+        if live is None:
+            live = self._build(candidate.backend)
+        self.control.builds[key] = live
+        return live
+
+    def build_folder(self, backend: Backend) -> Path:
+        """Where a backend's build writes."""
+        return self.folder / f"{backend.name}-{self._build_key(backend)}"
+
+    def _try(self, backend: Backend, protocol: Protocol) -> Candidate:
+        record = CandidateRecord(
+            backend=backend.name,
+            description=repr(backend),
+            config=backend.config.model_dump(mode="json"),
+            status="kept",
+        )
+
+        def ended(status: Status, reason: str, **facts: Any) -> Candidate:
+            _logger.info("%s: %s (%s)", backend, status, reason)
+            return Candidate(backend, record.model_copy(update={"status": status, "reason": reason, **facts}))
+
+        if reason := backend.why_not(self.device) or backend.why_not_for(self.control.inner):
+            return ended("not_applicable", reason)
+        trial = None
+        if backend.is_isolated:
+            trial = try_in_child(backend, self._request(backend), self.limits)
+            record = record.model_copy(
+                update={"trial_s": trial.duration_s, "peak_host_rss_bytes": trial.peak_host_rss_bytes}
+            )
+            if trial.error is not None:
+                return ended("failed", trial.error)
+        start = time.monotonic()
+        try:
+            built = self._build(backend)
+        except Exception as error:
+            return ended("failed", f"{type(error).__name__}: {error}")
+        record = record.model_copy(
+            update={"build_s": round(time.monotonic() - start, 3), "details": dict(built.details)}
+        )
+        try:
+            reason, facts = self._judge(backend, built, protocol)
+        except Exception as error:
+            return ended("failed", f"{type(error).__name__}: {error}")
+        record = record.model_copy(update=facts)
+        if reason is not None:
+            return ended("rejected", reason)
+        return Candidate(backend, record, built)
+
+    def _judge(self, backend: Backend, built: Built, protocol: Protocol) -> tuple[str | None, dict[str, Any]]:
+        """Correctness first, then speed."""
+        facts: dict[str, Any] = {}
+        if protocol.checks_correctness:
+            gate = self.gate if backend.is_lossy else None
+            found = check(built.call, self.expected, self.device, gate)
+            told = f"{gate.name} >= {gate.minimum:g}" if gate else None
+            facts["correctness"] = CorrectnessRecord.of(found, told, dict(TOLERANCES))
+            if found.reason is not None:
+                return found.reason, facts
+            if backend.is_lossy and self.pipeline_gate is not None and (why := self.pipeline_gate(built.call)):
+                return why, facts
+        facts["measurements"] = [Measurement.of(timing) for timing in self._time(built, protocol)]
+        return None, facts
+
+    @property
+    def expected(self) -> list[Expected]:
+        """What the plain module does with the samples, and at the ends of the graph's sizes."""
+        if self._expected is None:
+            cases = [Case(f"sample {number}", sample.fresh) for number, sample in enumerate(self.samples)]
+            if self.graph.has_dynamic_axis:
+                first = self.samples[0]
+                for which, label in (("min", "least"), ("opt", "preferred"), ("max", "largest")):
+                    cases.append(
+                        Case(f"{label} sizes", lambda w=which: self.graph.at_shapes(*first.fresh(), w))  # type: ignore[misc]
+                    )
+            self._expected = expectations(self.control.plain, cases, self.device)
+        return self._expected
+
+    def sample_of(self, batch_size: int) -> Sample:
+        """Arguments of that batch size: recorded ones, or those of another size cut or repeated."""
+        for sample in self.samples:
+            if (sample.batch_size or 1) == batch_size:
+                return sample
+        args, kwargs = self.graph.make_batch(*self.samples[0].fresh(), batch_size)
+        return Sample(args, kwargs, batch_size)
+
+    def _time(self, built: Built, protocol: Protocol) -> list[Timing]:
+        timings: list[Timing] = []
+        for batch_size in protocol.batch_sizes:
+            timings.append(
+                measure_pairs(
+                    self.meter,
+                    self.control.plain,
+                    built.call,
+                    self.sample_of(batch_size),
+                    batch_size=batch_size,
+                    stop=protocol.measuring,
+                    min_effect=protocol.min_effect,
+                    changes_inputs=any(one.changes_inputs for one in self.expected),
+                )
+            )
+            is_over = protocol.budget_ms is not None and timings[-1].candidate_p50_ms > protocol.budget_ms
+            if is_over or protocol.profiling.is_enough([timing.throughput for timing in timings]):
+                break
+        return timings
+
+    def _build(self, backend: Backend) -> Built:
+        self.num_builds += 1
+        with self.cache.inductor():
+            return backend.build(self._request(backend))
+
+    def _request(self, backend: Backend) -> BuildRequest:
+        folder = self.build_folder(backend)
+        folder.mkdir(parents=True, exist_ok=True)
+        return BuildRequest(self.control.inner, self.control.plain, self.graph, self.samples, self.device, folder)
+
+    def _build_key(self, backend: Backend) -> str:
+        return digest([self.key, backend.name, backend.config.model_dump(mode="json")])
+
+    def _key(self, backend: Backend, protocol: Protocol) -> str:
+        gate = [repr(self.gate), self.pipeline_gate_name] if backend.is_lossy else None
+        return digest([self._build_key(backend), repr(protocol), gate])

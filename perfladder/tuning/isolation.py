@@ -1,0 +1,196 @@
+"""A first build in a process of its own, so that a crash, a hang or a lack of memory costs that candidate only."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from perfladder import guard
+
+if TYPE_CHECKING:
+    from perfladder.backend.base import Backend, BuildRequest
+
+_POLL_S: Final = 0.2
+_END_S: Final = 10.0
+_TAIL_BYTES: Final = 2000
+
+
+@dataclass(frozen=True)
+class TrialLimits:
+    """When a first build is ended.
+
+    Attributes:
+        timeout_s: From its start.
+        max_memory_bytes: Of its processes together; None: what the machine has.
+        is_wanted: Without it the first build is made in this process, which may take it down.
+        cache_dir: For what compilers keep.
+    """
+
+    timeout_s: float
+    max_memory_bytes: int | None = None
+    is_wanted: bool = True
+    cache_dir: Path | None = None
+
+
+@dataclass(frozen=True)
+class Trial:
+    """How a first build ended.
+
+    Attributes:
+        error: Why it failed; None: it did not.
+        duration_s: All of it, imports included.
+        peak_host_rss_bytes: Of its processes together, as far as was seen.
+    """
+
+    error: str | None
+    duration_s: float
+    peak_host_rss_bytes: int | None = None
+
+
+def try_in_child(backend: Backend, request: BuildRequest, limits: TrialLimits) -> Trial:
+    """Build, and run what was built, in a fresh process.
+
+    The module and its samples go there through a pipe, pickled for that process alone; no file is written. A module
+    that cannot be sent this way is an error: such a backend then does not run here at all.
+    """
+    if not limits.is_wanted:
+        return Trial(None, 0.0)
+    start = time.monotonic()
+    with tempfile.TemporaryFile() as log:
+        error, peak = _run(backend, request, limits, log.fileno(), start + limits.timeout_s)
+        if error is not None and error.startswith("its process"):
+            log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            printed = log.read().decode(errors="replace").strip()
+            error += f". Its last output:\n{printed}" if printed else ". It printed nothing"
+    return Trial(error, round(time.monotonic() - start, 3), peak)
+
+
+def _run(
+    backend: Backend, request: BuildRequest, limits: TrialLimits, log_fd: int, deadline: float
+) -> tuple[str | None, int | None]:
+    answer_read, answer_write = os.pipe()
+    lifeline_read, lifeline_write = os.pipe()
+    python = [sys.executable, "-P", "-X", "faulthandler", "-m", "perfladder.tuning.trial", str(answer_write)]
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-S", guard.__file__, str(lifeline_read), *python],
+        stdin=subprocess.PIPE,
+        stdout=log_fd,
+        stderr=log_fd,
+        pass_fds=(answer_write, lifeline_read),
+        env=_environment(limits),
+        start_new_session=True,
+    )
+    for fd in (answer_write, lifeline_read):
+        os.close(fd)
+    sender = _Sender(process, backend, request)
+    try:
+        sender.start()
+        answer, peak, why = _wait(process, answer_read, limits, deadline)
+    finally:
+        os.close(lifeline_write)
+        process.wait()
+        sender.join()
+        os.close(answer_read)
+    if sender.error is not None:
+        return sender.error, peak
+    if why is not None:
+        return why, peak
+    if not answer:
+        return f"its process ended: {_reason(process.returncode)}", peak
+    error: str | None = json.loads(answer)["error"]
+    return error, peak
+
+
+class _Sender(threading.Thread):
+    """Writes the work into the child's pipe, which may take no more at any time."""
+
+    def __init__(self, process: subprocess.Popen[bytes], backend: Backend, request: BuildRequest) -> None:
+        super().__init__(name="perfladder-trial", daemon=True)
+        self._process, self._work = process, (backend, request)
+        self.error: str | None = None
+
+    def run(self) -> None:
+        """Pickle into the pipe; classes of scripts and notebooks go by value."""
+        import cloudpickle
+
+        assert self._process.stdin is not None
+        backend, request = self._work
+        work = {
+            "backend": backend,
+            "module": request.module,
+            "graph": request.graph,
+            "samples": request.samples,
+            "device": str(request.device),
+            "folder": str(request.folder),
+        }
+        try:
+            self._process.stdin.write(json.dumps(sys.path).encode() + b"\n")
+            cloudpickle.dump(work, self._process.stdin)
+            self._process.stdin.close()
+        except BrokenPipeError:
+            pass  # the child has ended, and the other side tells why
+        except Exception as error:
+            self.error = (
+                f"it cannot be tried in a process of its own: the module cannot be sent there ({error}). "
+                "Set config.isolate_builds = False to build it in this process, which a crash or a hang would end."
+            )
+            self._process.kill()
+
+
+def _wait(
+    process: subprocess.Popen[bytes], answer_fd: int, limits: TrialLimits, deadline: float
+) -> tuple[bytes, int | None, str | None]:
+    """The answer, the largest memory seen, and why the child is to be ended."""
+    peak = 0
+    answer = b""
+    poller = select.poll()
+    poller.register(answer_fd, select.POLLIN)
+    while True:
+        if poller.poll(_POLL_S * 1000):
+            chunk = os.read(answer_fd, 1 << 16)
+            answer += chunk
+            if not chunk:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_END_S)  # so that its own end is what the guard reports
+                return answer, peak or None, None
+        peak = max(peak, _memory_of(process.pid))
+        if limits.max_memory_bytes is not None and peak > limits.max_memory_bytes:
+            return b"", peak, f"it took {peak} bytes of memory; the limit is {limits.max_memory_bytes}"
+        if time.monotonic() > deadline:
+            return b"", peak or None, f"it did not end within {limits.timeout_s:g} s (config.build_timeout_s)"
+
+
+def _memory_of(root: int) -> int:
+    """Resident memory of all processes below one."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    total = 0
+    for pid in guard.descendants(root):
+        try:
+            total += int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * page
+        except (OSError, IndexError):
+            continue
+    return total
+
+
+def _environment(limits: TrialLimits) -> dict[str, str]:
+    environment = dict(os.environ)
+    if limits.cache_dir is not None:
+        environment["TORCHINDUCTOR_CACHE_DIR"] = str(limits.cache_dir)
+    return environment
+
+
+def _reason(code: int) -> str:
+    if code > 128 and code - 128 in set(signal.Signals):
+        return f"killed by {signal.Signals(code - 128).name}"
+    return f"it exited with code {code}"

@@ -1,0 +1,68 @@
+"""Up to which batch size a graph is worth serving: powers of two, until throughput saturates or memory runs out."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from typing import Final
+
+import torch
+
+from perfladder.tuning.candidates import GraphWork
+from perfladder.tuning.measure import ProfilingStop
+from perfladder.tuning.samples import Sample
+
+_logger = logging.getLogger("perfladder.tuning")
+
+_MAX_POWER: Final = 16
+_RUNS: Final = 3
+
+
+def find_max_batch_size(work: GraphWork, stop: ProfilingStop) -> int | None:
+    """Extend the graph to the batch size with the plain module's best throughput.
+
+    Args:
+        work: The graph; its largest sizes are changed.
+        stop: When throughput counts as saturated.
+
+    Returns:
+        The largest batch size now; None for a graph without a batch axis, which is not searched.
+    """
+    graph = work.graph
+    if not graph.has_batch_axis:
+        return None
+    most = graph.get_max_batch_size()
+    throughputs: list[float] = []
+    best, best_size = 0.0, most
+    for size in (1 << power for power in range(_MAX_POWER + 1)):
+        if size < most:
+            continue
+        throughput = _throughput(work, size)
+        if throughput is None:
+            break
+        throughputs.append(throughput)
+        if throughput > best:
+            best, best_size = throughput, size
+        if stop.is_enough(throughputs):
+            break
+    _logger.info("%s, graph %s: batch sizes up to %d", work.control.name, graph.name, best_size)
+    graph.extend_max_batch_size(best_size)
+    return best_size
+
+
+def _throughput(work: GraphWork, size: int) -> float | None:
+    """Samples a second of the plain module; None where memory runs out or it takes no such size."""
+    try:
+        args, kwargs = work.graph.make_batch(*work.samples[0].fresh(), size)
+        sample = Sample(args, kwargs, size)
+        with torch.no_grad():
+            times = [work.meter.time_ms(work.control.plain, sample.fresh()) for _ in range(_RUNS + 1)][1:]
+    except Exception as error:
+        _logger.info("%s: batch size %d cannot be had (%s)", work.control.name, size, type(error).__name__)
+        return None
+    finally:
+        args, kwargs, sample = (), {}, None  # type: ignore[assignment]
+        gc.collect()
+        if work.device.type != "cpu":
+            torch.accelerator.memory.empty_cache()
+    return size / min(times) * 1000

@@ -1,0 +1,489 @@
+"""A module that can be tuned: it records how it is called, and then calls what was chosen for each form of call."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
+
+import torch
+from torch import nn
+
+from perfladder._torch_private import has_compiled_forward, is_compiled_in_place
+from perfladder.errors import InputError, TuningError, UnseenGraphWarning
+from perfladder.tuning.config import TuningSettings, config
+from perfladder.tuning.dims import DynamicShapes, check_dynamic_shapes
+from perfladder.tuning.graphs import GraphSpec, GraphTable
+from perfladder.tuning.keys import call_key
+from perfladder.tuning.samples import Sample
+from perfladder.tuning.tree import parameter_names
+
+if TYPE_CHECKING:
+    from perfladder.backend.base import Backend
+    from perfladder.tuning.strategies import TuneStrategy
+
+State = Literal["init", "passthrough", "recording", "tuned"]
+Call = Callable[..., Any]
+
+_MAX_KNOWN_CALLS: Final = 4096
+"""So many forms of call are looked up at once; a form beyond them is checked against the graphs at each call."""
+
+_logger = logging.getLogger("perfladder.tuning")
+
+
+@dataclass(eq=False)
+class Recording:
+    """The graphs seen so far, and samples of each."""
+
+    table: GraphTable
+    samples: dict[str, list[Sample]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Chosen:
+    """What serves one graph.
+
+    Attributes:
+        graph: The form of call.
+        call: Takes the module's arguments; None: the module itself.
+        description: The backend, in words.
+        backend: None: the module itself.
+    """
+
+    graph: GraphSpec
+    call: Call | None
+    description: str
+    backend: Backend | None = None
+
+
+@dataclass(eq=False)
+class RecordingSession:
+    """One recording by `tune`: the batch size of the calls that are made now, and who was called."""
+
+    batch_size: int | None = None
+    called: list[ModuleControl] = field(default_factory=list)
+
+
+recording_session: ContextVar[RecordingSession | None] = ContextVar("recording_session", default=None)
+
+
+class ModuleControl:
+    """What a wrapped module does at a call, and how that changes; one for each wrapper.
+
+    Calls read `_route`, which is replaced as a whole and never changed, so that threads need no lock.
+
+    Attributes:
+        inner: The module as it was given.
+        plain: Its forward, without the hooks of a call.
+        name: By which it is listed.
+        chosen: What serves each graph, once tuned.
+        num_unseen_calls: Calls that ran eager after tuning, by reason.
+    """
+
+    def __init__(
+        self,
+        inner: nn.Module,
+        name: str,
+        strategy: TuneStrategy | None,
+        strategies: Sequence[TuneStrategy] | Mapping[str, TuneStrategy] | None,
+        dynamic_shapes: DynamicShapes | None,
+    ) -> None:
+        self.inner = inner
+        self.plain: Call = inner.forward
+        self.name = name
+        self.strategy = strategy
+        self.strategies = strategies
+        self.dynamic_shapes = dynamic_shapes
+        self.path: str | None = None
+        self.inspected: Any = None
+        self.session: RecordingSession | None = None
+        self.recording: Recording | None = None
+        self.chosen: tuple[Chosen, ...] = ()
+        self.builds: dict[str, Any] = {}
+        self.num_unseen_calls: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        self._state: State = "init"
+        self._active: Callable[[tuple[Any, ...], dict[str, Any]], Any] | None = None
+        self._table: GraphTable | None = None
+        self._home: torch.device | None = None
+        self._route = self._first_call
+
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What the wrapper's forward does."""
+        return self._route(args, kwargs)
+
+    @property
+    def state(self) -> State:
+        """One of init, passthrough, recording, tuned."""
+        return self._state
+
+    @property
+    def device(self) -> torch.device:
+        """Where the module's weights are; the CPU for a module without any."""
+        tensors = [*self.inner.parameters(), *self.inner.buffers()]
+        return next((t.device for t in tensors if t.device.type != "meta"), torch.device("cpu"))
+
+    @property
+    def graphs(self) -> list[GraphSpec]:
+        """The forms of call that were recorded.
+
+        Raises:
+            InputError: None was.
+        """
+        table = self._table if self._state == "tuned" else self.recording.table if self.recording else None
+        if table is None or not table.graphs:
+            raise InputError(f"{self.name}: nothing was recorded yet; call the module, or pl.tune, first.")
+        return list(table.graphs)
+
+    def strategy_of(self, graph: GraphSpec, default: TuneStrategy) -> TuneStrategy:
+        """The strategy of one graph: by its name or position, else the module's, else the default."""
+        if isinstance(self.strategies, Mapping):
+            return self.strategies.get(graph.name) or self.strategy or default
+        if self.strategies:
+            position = int(graph.name)
+            return self.strategies[position] if position < len(self.strategies) else self.strategies[-1]
+        return self.strategy or default
+
+    def enable_passthrough(self, *, force: bool = False) -> None:
+        """Call the module as it is; what was recorded is kept.
+
+        Raises:
+            TuningError: It is tuned, and `force` is not given.
+        """
+        self._leave_tuned("passthrough", force)
+        self._state, self._route = "passthrough", self._pass
+
+    def enable_recording(self, *, force: bool = False) -> None:
+        """Record calls from now on, after those that were recorded before.
+
+        Raises:
+            TuningError: It is tuned, and `force` is not given, with which the recording begins anew.
+        """
+        self._leave_tuned("recording", force)
+        if self.recording is None:
+            snapshot = config.snapshot()
+            table = GraphTable(
+                parameter_names(self.plain),
+                strict=snapshot.strict_mode,
+                limit=snapshot.max_num_graphs,
+                dynamic_shapes=self.dynamic_shapes,
+            )
+            self.recording = Recording(table)
+        self._state, self._route = "recording", self._record
+
+    def activate(self) -> None:
+        """Call what was chosen, after `deactivate`.
+
+        Raises:
+            TuningError: There is nothing to activate.
+        """
+        if self._state == "passthrough":
+            return
+        if self._state != "tuned" or self._active is None:
+            raise TuningError(f"{self.name} is in state {self._state}: only a tuned module is activated; tune it first.")
+        self._route = self._active
+
+    def deactivate(self) -> None:
+        """Call the module as it is, until `activate`; only a tuned module knows this."""
+        if self._state == "tuned":
+            self._route = self._pass
+
+    def set_tuned(self, table: GraphTable, chosen: Sequence[Chosen], snapshot: TuningSettings) -> None:
+        """Serve each graph by what was chosen for it."""
+        self.chosen, self._table, self._home = tuple(chosen), table, self.device
+        self._active = self._dispatcher(snapshot)
+        self._state, self._route = "tuned", self._active
+
+    @contextmanager
+    def trying(self, graph: GraphSpec, call: Call) -> Iterator[None]:
+        """Serve one graph by a candidate inside the block."""
+        table, before = self.recording.table if self.recording else self._table, self._route
+        assert table is not None, "a graph was recorded"
+
+        def route(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            return (call if table.find(args, kwargs) is graph else self.plain)(*args, **kwargs)
+
+        self._route = route
+        try:
+            yield
+        finally:
+            self._route = before
+
+    def _leave_tuned(self, wanted: str, force: bool) -> None:
+        if self._state != "tuned":
+            return
+        if not force:
+            raise TuningError(f"{self.name} is tuned; enable_{wanted}(force=True) gives up what was chosen.")
+        self.chosen, self._table, self._active, self.recording = (), None, None, None
+
+    def _pass(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self.plain(*args, **kwargs)
+
+    def _first_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with self._lock:
+            if self._state == "init":
+                self.enable_recording()
+        return self._route(args, kwargs)
+
+    def _record(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        session = recording_session.get() or self.session
+        batch_size = session.batch_size if session is not None else None
+        recording = self.recording
+        assert recording is not None, "recording has begun"
+        with self._lock:
+            if session is not None and self not in session.called:
+                session.called.append(self)
+            graph = recording.table.observe(args, kwargs, batch_size)
+            kept = recording.samples.setdefault(graph.name, [])
+            sample = None
+            if _is_wanted(kept, batch_size, config.max_num_samples_stored):
+                sample = Sample.of(args, kwargs, batch_size)
+        result = self.plain(*args, **kwargs)
+        with self._lock:
+            recording.table.observe_output(graph, result, batch_size)
+            if sample is not None:
+                kept.append(sample)
+        return result
+
+    def _dispatcher(self, snapshot: TuningSettings) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
+        """The route of a tuned module: a table of known forms of call, and the graphs for those that are new."""
+        known: dict[Hashable, tuple[Call, bool]] = {}
+        inner, strict, resolve = self.inner, snapshot.strict_mode, self._resolve
+        is_error = snapshot.unseen_graph == "error"
+        device_type = self.device.type
+        is_autocast, is_grad_enabled, no_grad = torch.is_autocast_enabled, torch.is_grad_enabled, torch.no_grad
+
+        def route(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            key = call_key(args, kwargs, strict)
+            found = known.get(key)
+            if found is None or inner.training or is_autocast(device_type):
+                found = resolve(args, kwargs, is_error)
+                if len(known) < _MAX_KNOWN_CALLS and not inner.training and not is_autocast(device_type):
+                    known[key] = found
+            call, is_tuned = found
+            if is_tuned and is_grad_enabled():
+                with no_grad():
+                    return call(*args, **kwargs)
+            return call(*args, **kwargs)
+
+        return route
+
+    def _resolve(self, args: tuple[Any, ...], kwargs: dict[str, Any], is_error: bool) -> tuple[Call, bool]:
+        """What serves a call of a form that was not met before, and whether that was tuned."""
+        if self.inner.training:
+            return self._unseen("the module is in training mode", is_error), False
+        if torch.is_autocast_enabled(self.device.type):
+            return self._unseen("it is called under autocast, and was tuned without", is_error), False
+        assert self._table is not None, "it is tuned"
+        graph = self._table.find(args, kwargs)
+        if graph is not None:
+            for chosen in self.chosen:
+                if chosen.graph.name == graph.name:
+                    return chosen.call or self.plain, chosen.call is not None
+        return self._unseen(self._table.why_unseen(args, kwargs), is_error), False
+
+    def _unseen(self, reason: str, is_error: bool) -> Call:
+        """The plain module, counting its calls; the first one for this reason warns."""
+        lost = any(weight.device.type == "meta" for weight in self.inner.parameters())
+        if is_error or lost:
+            remedy = (
+                "Its original weights were given up (config.device_after_tuning = 'meta'), so that it cannot run eager."
+                if lost
+                else "Tune with such a call, or let it run eager: config.unseen_graph = 'eager'."
+            )
+            raise TuningError(f"{self.name} was tuned for other calls: {reason}. {remedy}")
+        if self._home is not None and self._home != self.device:
+            _logger.info("%s: the original goes back to %s for a call that was not tuned", self.name, self._home)
+            self.inner.to(self._home)
+        if not self.num_unseen_calls[reason]:
+            warnings.warn(f"{self.name} runs eager: {reason}.", UnseenGraphWarning, stacklevel=2)
+
+        def counting(*args: Any, **kwargs: Any) -> Any:
+            self.num_unseen_calls[reason] += 1
+            return self.plain(*args, **kwargs)
+
+        return counting
+
+
+def _is_wanted(kept: Sequence[Sample], batch_size: int | None, limit: int) -> bool:
+    """Samples of every batch size are kept, up to the limit; the first of a size replaces nothing."""
+    if len(kept) < limit:
+        return True
+    sizes = [sample.batch_size for sample in kept]
+    return batch_size not in sizes and len(set(sizes)) < limit
+
+
+class _Own:
+    """A name that the wrapper adds; whatever the module itself has by that name goes first."""
+
+    def __init__(self, read: Callable[[ModuleControl], Any]) -> None:
+        self._read = read
+        self.__doc__ = read.__doc__
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        return self if instance is None else self._read(control_of(instance))
+
+
+class Module(nn.Module):
+    """A module that can be tuned, in the place of the plain one.
+
+    It is an instance of the plain module's own class and shares its weights, submodules, hooks and attributes, so that
+    hooks, `state_dict`, `isinstance` and `torch.compile` around it do what they do on the plain one. What it adds are
+    the names below; an attribute of that name which the module has goes first (`control_of(module)` has them always).
+
+    A tuned call runs without gradients. A module in training mode, or called under autocast, runs as it is.
+
+    Args:
+        module: What to wrap.
+        name: By which it is listed; by default its qualified class name.
+        strategy: How its graphs are tuned; by default `FirstWinsStrategy()`.
+        strategies: One for each graph instead: a list in order of the graphs, or a mapping by graph name ("0", "1").
+        dynamic_shapes: For inputs whose recorded shapes do not tell enough: a full shape by parameter name or path.
+
+    Attributes:
+        name: See above.
+        device: Where its weights are.
+        state: One of init, passthrough, recording, tuned.
+        graph_specs: The forms of call that were recorded.
+        module: The plain module.
+        num_unseen_calls: Calls after tuning that ran as they are, by reason.
+
+    Raises:
+        InputError: It is no module, wrapped or compiled already, TorchScript, or an argument is wrong.
+    """
+
+    def __new__(
+        cls,
+        module: nn.Module,
+        name: str | None = None,
+        strategy: TuneStrategy | None = None,
+        strategies: Sequence[TuneStrategy] | Mapping[str, TuneStrategy] | None = None,
+        dynamic_shapes: DynamicShapes | None = None,
+    ) -> Module:
+        _check_module(module)
+        if strategy is not None and strategies is not None:
+            raise InputError("strategy and strategies: give one of them.")
+        if strategies is not None and not isinstance(strategies, (list, tuple, Mapping)):
+            raise InputError(f"strategies: expected a list or a mapping, got a {type(strategies).__name__}.")
+        if dynamic_shapes is not None:
+            check_dynamic_shapes(dynamic_shapes)
+        kind = type(module)
+        control = ModuleControl(
+            module, name or kind.__qualname__.replace("/", "_"), strategy, strategies, dynamic_shapes
+        )
+        wrapper = nn.Module.__new__(_wrapper_class(control))
+        wrapper.__dict__ = module.__dict__
+        assert isinstance(wrapper, Module), "its class is made so"
+        return wrapper
+
+    name = _Own(lambda control: control.name)
+    device = _Own(lambda control: control.device)
+    state = _Own(lambda control: control.state)
+    graph_specs = _Own(lambda control: control.graphs)
+    module = _Own(lambda control: control.inner)
+    num_unseen_calls = _Own(lambda control: dict(control.num_unseen_calls))
+    enable_passthrough = _Own(lambda control: control.enable_passthrough)
+    enable_recording = _Own(lambda control: control.enable_recording)
+    activate = _Own(lambda control: control.activate)
+    deactivate = _Own(lambda control: control.deactivate)
+    perfladder_managed = _Own(lambda control: "aot")
+    perfladder_name = _Own(lambda control: control.name)
+    perfladder_state = _Own(lambda control: control.state)
+
+
+def control_of(wrapper: Any) -> ModuleControl:
+    """What controls a wrapper.
+
+    Raises:
+        InputError: It is none.
+    """
+    control = getattr(type(wrapper), "_perfladder_control", None)
+    if not isinstance(control, ModuleControl):
+        raise InputError(f"A {type(wrapper).__name__} is not wrapped; wrap it with pl.wrap or pl.Module first.")
+    return control
+
+
+def _check_module(module: Any) -> None:
+    if not isinstance(module, nn.Module):
+        raise InputError(f"module: expected a torch.nn.Module, got a {type(module).__name__}.")
+    if isinstance(module, Module):
+        raise InputError(f"module: {control_of(module).name} is wrapped already.")
+    if isinstance(module, torch.jit.ScriptModule):
+        raise InputError("module: a TorchScript module cannot be tuned; give the module that it was made of.")
+    if is_compiled_in_place(module) or has_compiled_forward(module) or hasattr(module, "_orig_mod"):
+        raise InputError("module: it is compiled already; give the plain module, so that candidates compare with it.")
+
+
+def _wrapper_class(control: ModuleControl) -> type:
+    """A class for one wrapper: that of the plain module, with another forward."""
+    inner, kind = control.inner, type(control.inner)
+    plain = control.plain
+
+    def forward(self: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+        # Compilers see through to the module's own code.
+        if torch.compiler.is_compiling():
+            return plain(*args, **kwargs)
+        return control._route(args, kwargs)
+
+    functools.update_wrapper(forward, kind.forward)
+    is_replaced = "forward" in vars(inner)
+    names: dict[str, Any] = {
+        "__module__": kind.__module__,
+        "__qualname__": kind.__qualname__,
+        "__doc__": kind.__doc__,
+        "__new__": lambda _cls, *args, **kwargs: kind(*args, **kwargs),
+        "__init__": lambda _self, *_args, **_kwargs: None,
+        "__reduce_ex__": _refuse_pickling,
+        "__deepcopy__": _copy_plain,
+        "_perfladder_control": control,
+        "forward": _ReplacedForward(forward) if is_replaced else forward,
+    }
+    names |= {name: _of_inner(name) for name in vars(Module) if _is_added(name) and hasattr(inner, name)}
+    made: type = type(kind)(kind.__name__, (kind, Module), names)
+    return made
+
+
+def _is_added(name: str) -> bool:
+    return isinstance(vars(Module)[name], _Own)
+
+
+def _of_inner(name: str) -> _Own:
+    return _Own(lambda control: getattr(control.inner, name))
+
+
+class _ReplacedForward:
+    """The wrapper's forward where the module has one of its own in its attributes, which both share.
+
+    Such a forward goes before the class's. Here the class's goes first, until somebody sets another one.
+    """
+
+    def __init__(self, function: Call) -> None:
+        self._function = function
+        self._later: Any = None
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        if instance is None:
+            return self._function
+        return self._later or self._function.__get__(instance, owner)
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        self._later = value
+
+
+def _refuse_pickling(wrapper: Any, _protocol: Any) -> NoReturn:
+    raise TypeError(f"{control_of(wrapper).name} is wrapped for tuning and cannot be pickled; use pl.save and pl.load.")
+
+
+def _copy_plain(wrapper: Any, memo: dict[int, Any]) -> nn.Module:
+    """A deep copy is one of the plain module: what was chosen belongs to this one's weights."""
+    import copy
+
+    copied: nn.Module = copy.deepcopy(control_of(wrapper).inner, memo)
+    return copied

@@ -1,0 +1,132 @@
+"""How alike two outputs are, for candidates whose numbers differ by design."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from perfladder.capturing.compare import Encoded
+from perfladder.errors import InputError
+
+Metric = Literal["cosine", "psnr", "ssim"]
+_METRICS: Final = ("cosine", "psnr", "ssim")
+_SSIM_SIGMA: Final = 1.5
+_SSIM_RADIUS: Final = 5
+
+
+@dataclass(frozen=True)
+class QualityGate:
+    """The least likeness of a candidate's output to the plain one.
+
+    Args:
+        metric: `cosine` (similarity, at most 1), `psnr` (dB, of the range of the plain output), `ssim` (of images, at
+            most 1), or a function of the plain output and the candidate's that returns a number, higher for more alike.
+        minimum: The least accepted value.
+
+    Raises:
+        InputError: There is no such metric, or the minimum is no number.
+    """
+
+    metric: Metric | Callable[[Any, Any], float] = "cosine"
+    minimum: float = 0.99
+
+    def __post_init__(self) -> None:
+        if not callable(self.metric) and self.metric not in _METRICS:
+            raise InputError(f"metric: expected one of {', '.join(_METRICS)}, or a function; got {self.metric!r}.")
+        if isinstance(self.minimum, bool) or not isinstance(self.minimum, (int, float)) or math.isnan(self.minimum):
+            raise InputError(f"minimum: expected a number, got {self.minimum!r}.")
+
+    @property
+    def name(self) -> str:
+        """Of the metric."""
+        return self.metric if isinstance(self.metric, str) else getattr(self.metric, "__name__", "the quality metric")
+
+    def value_of(self, expected: Encoded, found: Encoded) -> float:
+        """The worst value over all tensors of floating point; a function gets outputs as lists of them.
+
+        Raises:
+            InputError: The function returned no number.
+        """
+        pairs = [
+            (_numbers(expected, path), _numbers(found, path)) for path in _floating(expected) if path in found.leaves
+        ]
+        if not isinstance(self.metric, str):
+            return self.value_of_objects([pair[0] for pair in pairs], [pair[1] for pair in pairs])
+        if not pairs:
+            return math.inf
+        measure = {"cosine": cosine, "psnr": psnr, "ssim": ssim}[self.metric]
+        return min(measure(*pair) for pair in pairs)
+
+    def value_of_objects(self, expected: Any, found: Any) -> float:
+        """The value for two outputs of a whole pipeline, as they are for a function."""
+        if isinstance(self.metric, str):
+            return self.value_of(Encoded.of({"output": expected}), Encoded.of({"output": found}))
+        value = self.metric(expected, found)
+        if isinstance(value, bool) or not isinstance(value, (int, float, np.floating, np.integer)):
+            raise InputError(f"quality: {self.name} returned a {type(value).__name__}, not a number.")
+        return float(value)
+
+
+def cosine(expected: np.ndarray, found: np.ndarray) -> float:
+    """Cosine similarity of two arrays as vectors; 1 for two of zeros."""
+    norms = float(np.linalg.norm(expected) * np.linalg.norm(found))
+    if norms == 0:
+        return float(np.array_equal(expected, found))
+    return float(np.dot(expected.ravel(), found.ravel()) / norms)
+
+
+def psnr(expected: np.ndarray, found: np.ndarray) -> float:
+    """Peak signal-to-noise ratio in dB, of the range of `expected`; infinite for equal arrays."""
+    error = float(np.mean((expected - found) ** 2))
+    if error == 0:
+        return math.inf
+    peak = float(expected.max() - expected.min()) or 1.0
+    return 10 * math.log10(peak**2 / error)
+
+
+def ssim(expected: np.ndarray, found: np.ndarray) -> float:
+    """Mean structural similarity of two arrays whose last two axes, [H, W] or [H, W, 1 to 4], are images.
+
+    Source:
+        Wang, Bovik, Sheikh and Simoncelli (2004), "Image Quality Assessment", with its constants (0.01, 0.03), and a
+        Gaussian window of 11 pixels and standard deviation 1.5.
+    """
+    from scipy.ndimage import gaussian_filter
+
+    axes = (-3, -2) if expected.ndim > 2 and expected.shape[-1] <= 4 else (-2, -1)
+    if expected.ndim < 2 or min(expected.shape[axis] for axis in axes) < 2 * _SSIM_RADIUS + 1:
+        raise InputError(f"quality: ssim needs images of at least 11 by 11, not an array of {list(expected.shape)}.")
+    sigma = [0.0] * expected.ndim
+    for axis in axes:
+        sigma[axis] = _SSIM_SIGMA
+
+    def blurred(values: np.ndarray) -> np.ndarray:
+        result: np.ndarray = gaussian_filter(values, sigma, truncate=_SSIM_RADIUS / _SSIM_SIGMA)
+        return result
+
+    peak = float(expected.max() - expected.min()) or 1.0
+    c1, c2 = (0.01 * peak) ** 2, (0.03 * peak) ** 2
+    mean_x, mean_y = blurred(expected), blurred(found)
+    variance_x, variance_y = blurred(expected**2) - mean_x**2, blurred(found**2) - mean_y**2
+    covariance = blurred(expected * found) - mean_x * mean_y
+    above = (2 * mean_x * mean_y + c1) * (2 * covariance + c2)
+    below = (mean_x**2 + mean_y**2 + c1) * (variance_x + variance_y + c2)
+    return float(np.mean(above / below))
+
+
+def _floating(values: Encoded) -> list[str]:
+    return [
+        path
+        for path, leaf in values.leaves.items()
+        if leaf.kind in ("tensor", "array") and "float" in str(_numbers(values, path).dtype)
+    ]
+
+
+def _numbers(values: Encoded, path: str) -> np.ndarray:
+    tensor = values.tensor(values.leaves[path])
+    array: np.ndarray = (tensor.double() if tensor.is_floating_point() else tensor).numpy()
+    return array

@@ -1,0 +1,48 @@
+"""The child's side of a first build: `python -P -m perfladder.tuning.trial ANSWER_FD`, with the work on stdin."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import sys
+from pathlib import Path
+
+
+def main(arguments: list[str]) -> int:
+    """Build, run all samples, and tell how that went."""
+    answer_fd = int(arguments[0])
+    os.set_inheritable(answer_fd, False)
+    work_stream = sys.stdin.buffer
+    sys.path[:] = json.loads(work_stream.readline())
+    error = _try(work_stream)
+    os.write(answer_fd, json.dumps({"error": error}).encode())
+    # Threads and pools of a compiler need not be waited for.
+    os._exit(0)
+
+
+def _try(work_stream: object) -> str | None:
+    import torch
+
+    from perfladder.backend.base import BuildRequest
+
+    try:
+        # Written by the parent process into this process's own pipe a moment ago; nothing else is ever unpickled.
+        work = pickle.load(work_stream)  # type: ignore[arg-type]  # noqa: S301
+        module, device = work["module"], torch.device(work["device"])
+        request = BuildRequest(
+            module, module.forward, work["graph"], work["samples"], device, Path(work["folder"])
+        )
+        built = work["backend"].build(request)
+        with torch.no_grad():
+            for args, kwargs in request.calls():
+                built.call(*args, **kwargs)
+        if device.type != "cpu":
+            torch.accelerator.synchronize(device)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,417 @@
+"""Record how modules are called, choose a backend for each form of call, and put it in place."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from perfladder.errors import InputError, PerfladderError, TuningError
+from perfladder.target import consume, user_code
+from perfladder.timing.timer import Clock
+from perfladder.tuning.cache import BuildCache, content_key
+from perfladder.tuning.candidates import DEFAULT_GATE, GraphWork
+from perfladder.tuning.config import TuningSettings, config
+from perfladder.tuning.correctness import seeded
+from perfladder.tuning.dataset import Arguments, calls_of
+from perfladder.tuning.inspect import num_layers, precisions
+from perfladder.tuning.isolation import TrialLimits
+from perfladder.tuning.measure import Meter
+from perfladder.tuning.module import Chosen, ModuleControl, RecordingSession, recording_session
+from perfladder.tuning.progress import Progress, TuneProgress
+from perfladder.tuning.quality import QualityGate
+from perfladder.tuning.report import GraphReport, ModuleReport, TuningReport, publish
+from perfladder.tuning.samples import copy_arguments
+from perfladder.tuning.strategies import Decision, FirstWinsStrategy, TuneStrategy
+from perfladder.tuning.wrap import wrapped_in
+
+if TYPE_CHECKING:
+    from perfladder.tuning.graphs import GraphSpec
+
+_logger = logging.getLogger("perfladder.tuning")
+
+_DEFAULT_BATCH_SIZES = (1, 2)
+
+
+@dataclass(eq=False)
+class _Work:
+    """One call of `tune`, from its start to its end."""
+
+    func: Callable[..., Any]
+    settings: TuningSettings
+    cache: BuildCache
+    clock: Clock
+    dry_run: bool
+    ignores_failures: bool
+    quality_gate: QualityGate | None
+    progress: Progress
+    device: torch.device | None
+    first_call: Arguments | None = None
+    expected_output: Any = None
+    num_builds: int = 0
+    errors: list[PerfladderError] = field(default_factory=list)
+
+
+def tune(
+    func: Callable[..., Any],
+    dataset: Any,
+    batch_sizes: Sequence[int] | None = None,
+    max_num_batches_per_batch_size: int | None = None,
+    device: str | torch.device | None = None,
+    dry_run: bool = False,
+    disable_external_logging: bool = False,
+    clear_cache: bool = False,
+    ignore_failing_modules: bool = True,
+    *,
+    quality_gate: QualityGate | Callable[[Any, Any], float] | None = None,
+    on_progress: Callable[[TuneProgress], None] | None = None,
+    clock: Clock = time.perf_counter_ns,
+) -> TuningReport:
+    """Choose for each wrapped module, and for each form in which it is called, the backend that its strategy finds best.
+
+    The function is called with the dataset's samples at each batch size while the modules record; then they are tuned
+    one by one, and serve calls by what was chosen. A module that cannot be tuned stays as it is. What an earlier
+    tuning of the same weights, code, calls, versions and device found is not measured again.
+
+    Args:
+        func: What uses the wrapped modules: one of them, a pipeline, or a function that calls one.
+        dataset: Samples, as `perfladder.tuning.dataset.calls_of` takes them.
+        batch_sizes: Samples in a call; by default 1 and 2.
+        max_num_batches_per_batch_size: At most so many calls of each size; None or 0: all.
+        device: Where modules are expected; by default where each of them is.
+        dry_run: Record and describe, but build nothing and leave the modules as they are.
+        disable_external_logging: Mute the log handlers for all but perfladder's own messages, during this call.
+        clear_cache: Forget earlier tunings first; only perfladder's own folder is emptied.
+        ignore_failing_modules: Leave a module as it is if it cannot be tuned, instead of raising.
+        quality_gate: Least likeness of the function's output with a lossy candidate to that without; by default each
+            module's own output has to have a cosine similarity of 0.99.
+        on_progress: Is told what is done now, and about how long the rest takes.
+        clock: Nanoseconds.
+
+    Returns:
+        The evidence behind each choice, as it is written to `config.report_path` too.
+
+    Raises:
+        InputError: An argument is wrong, or the function reaches no wrapped module.
+        WorkloadError: The function raised.
+        TuningError: A module cannot be tuned, and `ignore_failing_modules` is False.
+    """
+    settings = config.snapshot()
+    sizes = _checked_sizes(batch_sizes)
+    if max_num_batches_per_batch_size is not None and (
+        isinstance(max_num_batches_per_batch_size, bool) or max_num_batches_per_batch_size < 0
+    ):
+        raise InputError(
+            f"max_num_batches_per_batch_size: expected a whole number from 0 up, got {max_num_batches_per_batch_size!r}."
+        )
+    if not callable(func):
+        raise InputError(f"func: a {type(func).__name__} cannot be called; give the pipeline or a function that runs it.")
+    cache = BuildCache(settings.cache_dir)
+    if clear_cache:
+        cache.clear()
+    gate = quality_gate if quality_gate is None or isinstance(quality_gate, QualityGate) else None
+    if quality_gate is not None and gate is None:
+        gate = QualityGate(quality_gate, 0.0)  # type: ignore[arg-type]
+    wanted = torch.device(device) if device is not None else None
+    progress = Progress(on_progress)
+    work = _Work(func, settings, cache, clock, dry_run, ignore_failing_modules, gate, progress, wanted)
+    with ExitStack() as stack:
+        if disable_external_logging:
+            stack.enter_context(_only_own_messages())
+        start = time.monotonic()
+        controls = _record(work, dataset, sizes, max_num_batches_per_batch_size)
+        stack.callback(_settle, controls)
+        modules = _tune_all(work, controls)
+        report = TuningReport(
+            created_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
+            duration_s=round(time.monotonic() - start, 3),
+            is_dry_run=dry_run,
+            num_builds=work.num_builds,
+            settings=settings.model_dump(mode="json"),
+            modules=modules,
+        )
+        publish(report, settings.report_path)
+    if work.errors and not ignore_failing_modules:
+        raise work.errors[0]
+    return report
+
+
+def _checked_sizes(batch_sizes: Sequence[int] | None) -> list[int]:
+    sizes = list(dict.fromkeys(batch_sizes or _DEFAULT_BATCH_SIZES))
+    for size in sizes:
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise InputError(f"batch_sizes: expected whole numbers from 1 up, got {size!r}.")
+    if len(sizes) == 1:
+        warnings.warn(
+            f"batch_sizes has one size, {sizes[0]}, so that no batch axis can be seen: shapes count as fixed.",
+            UserWarning,
+            stacklevel=3,
+        )
+    return sizes
+
+
+def _record(work: _Work, dataset: Any, sizes: Sequence[int], most: int | None) -> list[ModuleControl]:
+    """Make all calls; returns the wrapped modules that the function reaches."""
+    controls = wrapped_in(work.func)
+    session = RecordingSession()
+    for control in controls:
+        control.enable_recording(force=True)
+        control.session = session
+    token = recording_session.set(session)
+    try:
+        for size in sizes:
+            session.batch_size = size
+            for args, kwargs in calls_of(dataset, size, max_batches=most):
+                work.first_call = work.first_call or (args, kwargs)
+                work.progress.tell(f"recording calls of batch size {size}")
+                with user_code("The function"), torch.no_grad():
+                    consume(work.func(*args, **kwargs), work.clock)
+    except BaseException:
+        _settle([*controls, *session.called])
+        raise
+    finally:
+        recording_session.reset(token)
+        for control in controls:
+            control.session = None
+    controls += [control for control in session.called if control not in controls]
+    if not controls:
+        raise InputError(
+            "func: it reaches no wrapped module. Wrap modules first (pl.wrap, pl.Module), and give what uses them: the "
+            "wrapped module, the pipeline, or a function that calls it."
+        )
+    for control in controls:
+        control.enable_passthrough()
+    return controls
+
+
+def _settle(controls: Sequence[ModuleControl]) -> None:
+    """What is not tuned runs as it is."""
+    for control in controls:
+        if control.state != "tuned":
+            control.enable_passthrough()
+
+
+def _tune_all(work: _Work, controls: Sequence[ModuleControl]) -> list[ModuleReport]:
+    strategies = [(control, _plan(control)) for control in controls]
+    work.progress.begin(
+        sum(
+            len(strategy.backends_for(control.inner, control.device.type))
+            for control, plan in strategies
+            for _, strategy in plan
+        )
+    )
+    reports = []
+    for control, plan in strategies:
+        _logger.info("Tuning module %s (%d graphs)%s", control.name, len(plan), " (dry run)" if work.dry_run else "")
+        reports.append(_tune_module(work, control, plan))
+    return reports
+
+
+def _plan(control: ModuleControl) -> list[tuple[GraphSpec, TuneStrategy]]:
+    default = FirstWinsStrategy()
+    recording = control.recording
+    graphs = recording.table.graphs if recording is not None else []
+    return [(graph, control.strategy_of(graph, default)) for graph in graphs]
+
+
+def _tune_module(
+    work: _Work, control: ModuleControl, plan: Sequence[tuple[GraphSpec, TuneStrategy]]
+) -> ModuleReport:
+    graphs: list[GraphReport] = []
+    error: PerfladderError | None = None
+    try:
+        _check_recording(work, control)
+        chosen: list[tuple[Chosen, bool]] = []
+        for graph, strategy in plan:
+            graph_work = _graph_work(work, control, graph)
+            _logger.info("%s", _description(graph_work, strategy))
+            if work.dry_run:
+                graphs.append(GraphReport.of(graph_work, strategy))
+                continue
+            try:
+                decision = strategy.tune(graph_work)
+            except TuningError as failure:
+                graphs.append(GraphReport.of(graph_work, strategy, candidates=failure.candidates))
+                raise
+            finally:
+                work.progress.advance(len(strategy.backends_for(control.inner, graph_work.device.type)))
+            chosen.append(_chosen(graph_work, decision))
+            graphs.append(GraphReport.of(graph_work, strategy, decision=decision.record))
+            work.num_builds += graph_work.num_builds
+            _logger.info("%s, graph %s: %s. %s", control.name, graph.name, decision.record.selected, decision.record.reason)
+        if not work.dry_run:
+            assert control.recording is not None, "it was recorded"
+            control.set_tuned(control.recording.table, [one for one, _ in chosen], work.settings)
+            _move_original(work, control, owns_weights=all(owns for _, owns in chosen))
+    except PerfladderError as failure:
+        error = failure
+        work.errors.append(failure)
+        _logger.warning("%s stays as it is: %s", control.name, failure)
+    return ModuleReport.of(control, graphs, error)
+
+
+def _check_recording(work: _Work, control: ModuleControl) -> None:
+    """What has to hold of a module and its recording before anything is built.
+
+    Raises:
+        InputError: It does not.
+    """
+    recording = control.recording
+    if recording is None or not recording.table.graphs:
+        raise InputError(f"{control.name} was not called by the function, so that there is nothing to tune.")
+    recording.table.check_dynamic_paths()
+    if control.inner.training:
+        raise InputError(f"{control.name} is in training mode; call its eval() before it is tuned.")
+    if any(hasattr(part, "_hf_hook") for part in control.inner.modules()):
+        raise InputError(
+            f"{control.name} is moved between devices at each call (accelerate's offload); take those hooks off first."
+        )
+    if work.device is not None and not _is_on(control.device, work.device):
+        raise InputError(f"device: {control.name} is on {control.device}, not on {work.device}; move it there first.")
+    inspected = control.inspected
+    if inspected is not None and not _is_same_call(work.func, inspected, control):
+        warnings.warn(
+            f"{control.name} was inspected through {_name_of(inspected)}, and is tuned through {_name_of(work.func)}: "
+            "other calls may be recorded than were inspected.",
+            UserWarning,
+            stacklevel=2,
+        )
+    for graph in recording.table.graphs:
+        if graph.num_samples < work.settings.min_num_samples:
+            warnings.warn(
+                f"{control.name}, graph {graph.name}: {graph.num_samples} samples were recorded, fewer than "
+                f"config.min_num_samples = {work.settings.min_num_samples}.",
+                UserWarning,
+                stacklevel=2,
+            )
+
+
+def _is_on(device: torch.device, wanted: torch.device) -> bool:
+    return device.type == wanted.type and wanted.index in (None, device.index)
+
+
+def _is_same_call(func: Any, inspected: Any, control: ModuleControl) -> bool:
+    return bool(func == inspected) or inspected is control.inner
+
+
+def _name_of(function: Any) -> str:
+    return getattr(function, "__qualname__", None) or f"a {type(function).__name__}"
+
+
+def _graph_work(work: _Work, control: ModuleControl, graph: GraphSpec) -> GraphWork:
+    assert control.recording is not None, "it was recorded"
+    device, settings = control.device, work.settings
+    graph_work = GraphWork(
+        control=control,
+        graph=graph,
+        samples=control.recording.samples[graph.name],
+        device=device,
+        folder=work.cache.build_folder(control.name, graph.name),
+        cache=work.cache,
+        key="" if work.dry_run else content_key(control.inner, graph, device),
+        meter=Meter(device, work.clock),
+        limits=TrialLimits(
+            settings.build_timeout_s,
+            settings.build_max_memory_bytes,
+            is_wanted=settings.isolate_builds,
+            cache_dir=work.cache.root / "inductor",
+        ),
+        gate=DEFAULT_GATE,
+        tell=work.progress.tell,
+    )
+    if work.quality_gate is not None:
+        gate = work.quality_gate
+        graph_work.pipeline_gate_name = f"{gate.name} >= {gate.minimum:g}"
+        graph_work.pipeline_gate = lambda call: _gated(work, gate, control, graph, call)
+    return graph_work
+
+
+def _gated(
+    work: _Work, gate: QualityGate, control: ModuleControl, graph: GraphSpec, call: Callable[..., Any]
+) -> str | None:
+    """Why the function's output with a candidate is not good enough; None if it is."""
+    if work.expected_output is None:
+        work.expected_output = (_output_of(work, control.device),)
+    with control.trying(graph, call):
+        output = _output_of(work, control.device)
+    value = gate.value_of_objects(work.expected_output[0], output)
+    return None if value >= gate.minimum else f"{gate.name} of the whole output is {value:.4g}, below {gate.minimum:g}"
+
+
+def _output_of(work: _Work, device: torch.device) -> Any:
+    assert work.first_call is not None, "calls were recorded"
+    args, kwargs = copy_arguments(*work.first_call)
+    with user_code("The function"), torch.no_grad(), seeded(device):
+        output = work.func(*args, **kwargs)
+        return list(output) if inspect.isgenerator(output) else output
+
+
+def _chosen(work: GraphWork, decision: Decision) -> tuple[Chosen, bool]:
+    """What serves the graph, and whether it needs the module's own weights no more."""
+    if decision.winner is None:
+        return Chosen(work.graph, None, "eager"), False
+    built = work.build(decision.winner)
+    return Chosen(work.graph, built.call, decision.record.selected, decision.winner.backend), built.owns_weights
+
+
+def _move_original(work: _Work, control: ModuleControl, *, owns_weights: bool) -> None:
+    """Give up or move the original's weights, where that is asked for and nothing needs them."""
+    target = work.settings.device_after_tuning
+    if target == "keep":
+        return
+    if not owns_weights:
+        _logger.info("%s: the original stays where it is, since what was chosen uses its weights", control.name)
+        return
+    if target == "meta":
+        _logger.warning(
+            "%s: the original's weights are given up (config.device_after_tuning = 'meta'); a call of another form "
+            "than those that were tuned will be an error.",
+            control.name,
+        )
+    control.inner.to(target)
+
+
+def _description(work: GraphWork, strategy: TuneStrategy) -> str:
+    """What the log says of a graph."""
+    inner, graph = work.control.inner, work.graph
+    backends = strategy.backends_for(inner, work.device.type)
+    lines = [
+        f"Graph {graph.name} of module {work.control.name}",
+        f"  number of parameters: {sum(weight.numel() for weight in inner.parameters())}",
+        f"  number of layers: {num_layers(inner)}",
+        f"  precisions: {', '.join(precisions(inner)) or 'none'}",
+        graph.describe(),
+        f"  number of samples: {graph.num_samples}, of which {len(work.samples)} are kept",
+        f"  device: {work.device}",
+        f"  cache folder: {work.folder}",
+        f"  strategy: {strategy.title} ({strategy.describe()})",
+        "  backends:",
+        *(f"    {backend!r}" for backend in backends),
+    ]
+    return "\n".join(lines)
+
+
+@contextmanager
+def _only_own_messages() -> Iterator[None]:
+    """Let log handlers pass perfladder's messages only, inside the block."""
+
+    def is_own(record: logging.LogRecord) -> bool:
+        return record.name.partition(".")[0] == "perfladder"
+
+    loggers = [logging.root, *(one for one in logging.root.manager.loggerDict.values() if isinstance(one, logging.Logger))]
+    handlers = list(dict.fromkeys(handler for logger in loggers for handler in logger.handlers))
+    for handler in handlers:
+        handler.addFilter(is_own)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            handler.removeFilter(is_own)
