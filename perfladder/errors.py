@@ -53,3 +53,9 @@ class CaptureError(PerfladderError):
     """A capture cannot be made or is refused: damaged, oversized, unsafe, or it holds what cannot be stored."""
 
     exit_code: ClassVar[int] = 2
+
+
+class ArchiveError(PerfladderError):
+    """An archive of tuned modules is refused: damaged, oversized, unsafe, foreign, or from a newer perfladder."""
+
+    exit_code: ClassVar[int] = 2
