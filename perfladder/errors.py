@@ -71,3 +71,9 @@ class TuningError(PerfladderError):
 
 class UnseenGraphWarning(UserWarning):
     """A tuned module was called in a form that it was not tuned for, and ran as it is."""
+
+
+class ArchiveError(PerfladderError):
+    """An archive of tuned modules is refused: damaged, oversized, unsafe, foreign, or from a newer perfladder."""
+
+    exit_code: ClassVar[int] = 2

@@ -1,10 +1,15 @@
-"""Writing files so that a reader finds the old one or the new one, also after a crash."""
+"""Files that a crash leaves whole, folders that others cannot change, and where caches lie."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
+import stat
+from collections.abc import Mapping
 from pathlib import Path
+
+from perfladder.errors import InputError, NotPossibleHereError
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -28,3 +33,56 @@ def flush_to_disk(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def cache_folder(variables: Mapping[str, str]) -> Path | None:
+    """The user's cache folder by the XDG base directory specification; None for a user without a home.
+
+    Args:
+        variables: The process's environment variables.
+    """
+    if base := variables.get("XDG_CACHE_HOME"):
+        return Path(base) / "perfladder"
+    home = variables.get("HOME")
+    return Path(home) / ".cache" / "perfladder" if home else None
+
+
+def private_folder(path: Path) -> Path:
+    """Make a folder that only its owner may enter, or check that one which is there can be trusted.
+
+    What lies in it is later loaded or run, so nobody else may put anything there.
+
+    Raises:
+        InputError: Something else has that name.
+        NotPossibleHereError: It belongs to another user, every user may write to it, or it cannot be made.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=0o700, exist_ok=True)
+        # The folder, and the link where the path is one: its owner can point it elsewhere.
+        found, itself = path.stat(), path.lstat()
+    except (FileExistsError, NotADirectoryError) as error:
+        raise InputError(f"{error.filename} is no folder, and a folder is needed there. Choose another path.") from None
+    except OSError as error:
+        raise NotPossibleHereError(
+            f"The folder {path} cannot be made: {error.strerror}. Choose one that you may write to."
+        ) from error
+    user = os.geteuid()
+    if found.st_uid != user or itself.st_uid not in (user, 0):
+        owner = found.st_uid if found.st_uid != user else itself.st_uid
+        raise NotPossibleHereError(
+            f"The folder {path} belongs to another user (uid {owner}, and this process runs as {user}), who could "
+            "put files there. Choose a folder of your own."
+        )
+    if found.st_mode & stat.S_IWOTH:
+        raise NotPossibleHereError(
+            f"Every user may write to the folder {path}, and what lies in it is loaded later. Take the permission "
+            f"away (chmod o-w {path}), or choose another folder."
+        )
+    return path

@@ -27,6 +27,11 @@ _PARENT_CHECK_S = 1.0
 _KILL_LIMIT_S = 10.0
 
 
+def guarded(command: list[str], lifeline: int) -> list[str]:
+    """The command line that runs a command under a guard; `lifeline` must be among the passed descriptors."""
+    return [sys.executable, "-I", "-S", os.path.abspath(__file__), str(lifeline), *command]
+
+
 def main(arguments: list[str]) -> int:
     """Run the command to its end under the guard's rules."""
     lifeline, command = int(arguments[0]), arguments[1:]

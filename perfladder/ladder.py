@@ -16,7 +16,7 @@ from typing import Any, Literal, Self
 
 from perfladder.device_lock import device_lock
 from perfladder.errors import InputError, PerfladderError, RungError
-from perfladder.files import write_atomically
+from perfladder.files import cache_folder, write_atomically
 from perfladder.finding import Finding
 from perfladder.findings import collect_findings, rungs_to_skip
 from perfladder.models import Model
@@ -339,7 +339,7 @@ class Climb:
             results=dict(self.results),
             folder=folder,
             tell=self.tell,
-            cache_folder=_cache_folder(self._environment),
+            cache_folder=cache_folder(self._environment),
             open_fresh=self._open_fresh,
         )
         try:
@@ -412,14 +412,6 @@ def load_results(run: RunDirectory) -> dict[str, RungResult]:
         rung = rung_named(entry.name)
         results[entry.name] = read_model(run.path / entry.folder / f"{entry.name}.json", rung.result_type)
     return results
-
-
-def _cache_folder(variables: Mapping[str, str]) -> Path | None:
-    """The user's cache folder by the XDG base directory specification; None for a user without a home."""
-    if base := variables.get("XDG_CACHE_HOME"):
-        return Path(base) / "perfladder"
-    home = variables.get("HOME")
-    return Path(home) / ".cache" / "perfladder" if home else None
 
 
 def _exit_code_of(error: BaseException | None) -> int:

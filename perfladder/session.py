@@ -23,13 +23,13 @@ from typing import Any, Protocol, Self, TypeVar, get_type_hints
 from perfladder import errors
 from perfladder.distributed import RankPlace
 from perfladder.errors import PerfladderError, WorkloadCrashError, WorkloadTimeoutError
+from perfladder.guard import descendants, guarded
 from perfladder.models import Model
 from perfladder.workload import WorkloadFile
 
 Request = TypeVar("Request", bound=Model)
 Result = TypeVar("Result", bound=Model)
 
-_GUARD = Path(__file__).with_name("guard.py")
 _LOG_TAIL_LINES = 15
 _MAX_LINE = 400
 _TAIL_BYTES = 1 << 16
@@ -166,16 +166,7 @@ class Session:
         python = [sys.executable, "-P", "-u", "-X", "faulthandler", "-m", "perfladder.worker"]
         with open(self.log_path, "ab") as log:
             self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-I",
-                    "-S",
-                    str(_GUARD),
-                    str(lifeline_read),
-                    *python,
-                    str(request_read),
-                    str(answer_write),
-                ],
+                guarded([*python, str(request_read), str(answer_write)], lifeline_read),
                 pass_fds=(request_read, answer_write, lifeline_read),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -227,8 +218,6 @@ class Session:
     def where_it_hangs(self) -> str:
         """Ask the child for its Python stack (faulthandler answers inside C code too); quote the innermost frames."""
         assert self._process is not None
-        from perfladder.guard import descendants
-
         size = self.log_path.stat().st_size
         worker = next((pid for pid in descendants(self._process.pid) if _is_worker(pid)), None)
         if worker is None:

@@ -95,7 +95,9 @@ class TorchAOBackend(Backend):
         dtypes = {str(layer.weight.dtype).removeprefix("torch.") for layer in linear}
         accepted = _SCHEMES[self.config.quantization].dtypes
         if not dtypes & set(accepted):
-            return f"{self.config.quantization} takes weights of {' or '.join(accepted)}, not {', '.join(sorted(dtypes))}"
+            return (
+                f"{self.config.quantization} takes weights of {' or '.join(accepted)}, not {', '.join(sorted(dtypes))}"
+            )
         return None
 
     def compile(self, request: BuildRequest) -> Built:

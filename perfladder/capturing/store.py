@@ -14,7 +14,7 @@ from pydantic import Field, JsonValue, ValidationError
 
 from perfladder.capturing.nodes import Node
 from perfladder.errors import CaptureError
-from perfladder.files import flush_to_disk, write_atomically
+from perfladder.files import flush_to_disk, sha256_of, write_atomically
 from perfladder.models import SCHEMA_VERSION, Model, newer_schema
 
 if TYPE_CHECKING:
@@ -192,9 +192,3 @@ def read_storages(folder: Path, manifest: Manifest) -> list[torch.Tensor]:
         raise CaptureError(f"{path} has no {error}.") from error
     except SafetensorError as error:
         raise CaptureError(f"{path} is no safetensors file: {error}.") from error
-
-
-def sha256_of(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -123,7 +123,9 @@ def seeded(device: torch.device) -> Iterator[None]:
 def _wrong_outputs(
     expected: Encoded, found: Encoded, differences: dict[str, Difference], gate: QualityGate | None
 ) -> tuple[str | None, float | None]:
-    beyond = {path: difference for path, difference in differences.items() if not _is_accepted(expected, path, difference)}
+    beyond = {
+        path: difference for path, difference in differences.items() if not _is_accepted(expected, path, difference)
+    }
     if gate is None or not beyond:
         return _told(beyond), None
     # A measure of likeness is of numbers: another form, and numbers that are none, are wrong in any case.

@@ -187,7 +187,9 @@ class ModuleControl:
         if self._state == "passthrough":
             return
         if self._state != "tuned" or self._active is None:
-            raise TuningError(f"{self.name} is in state {self._state}: only a tuned module is activated; tune it first.")
+            raise TuningError(
+                f"{self.name} is in state {self._state}: only a tuned module is activated; tune it first."
+            )
         self._route = self._active
 
     def deactivate(self) -> None:

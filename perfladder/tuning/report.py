@@ -122,7 +122,9 @@ class TuningReport(Model):
     num_builds: int = Field(description="Builds in this process; those that an earlier tuning made do not count.")
     settings: dict[str, JsonValue]
     modules: list[ModuleReport]
-    hardware: dict[str, JsonValue] | None = Field(default=None, description="What was sampled, where that was asked for.")
+    hardware: dict[str, JsonValue] | None = Field(
+        default=None, description="What was sampled, where that was asked for."
+    )
 
     def module(self, name: str) -> ModuleReport:
         """The module of that name.
@@ -143,7 +145,9 @@ class TuningReport(Model):
                 lines.append(f"{module.name}: stays as it is. {module.error.message}")
             for graph in module.graphs:
                 if graph.decision is not None:
-                    lines.append(f"{module.name}, graph {graph.name}: {graph.decision.selected}. {graph.decision.reason}")
+                    lines.append(
+                        f"{module.name}, graph {graph.name}: {graph.decision.selected}. {graph.decision.reason}"
+                    )
         return "\n".join(lines)
 
 

@@ -199,9 +199,7 @@ class OneBackendStrategy(_Validated):
         *,
         min_speedup_threshold_percent: float = MIN_SPEEDUP_PERCENT,
     ) -> None:
-        super().__init__(
-            [backend], profiling_config, min_speedup_threshold_percent=min_speedup_threshold_percent
-        )
+        super().__init__([backend], profiling_config, min_speedup_threshold_percent=min_speedup_threshold_percent)
 
     def _choose(self, work: GraphWork, backends: Sequence[Backend]) -> Decision:
         candidate = self._evaluate(work, backends[0])

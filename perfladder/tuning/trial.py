@@ -30,9 +30,7 @@ def _try(work_stream: object) -> str | None:
         # Written by the parent process into this process's own pipe a moment ago; nothing else is ever unpickled.
         work = pickle.load(work_stream)  # type: ignore[arg-type]  # noqa: S301
         module, device = work["module"], torch.device(work["device"])
-        request = BuildRequest(
-            module, module.forward, work["graph"], work["samples"], device, Path(work["folder"])
-        )
+        request = BuildRequest(module, module.forward, work["graph"], work["samples"], device, Path(work["folder"]))
         built = work["backend"].build(request)
         with torch.no_grad():
             for args, kwargs in request.calls():

@@ -113,7 +113,9 @@ def tune(
             f"max_num_batches_per_batch_size: expected a whole number from 0 up, got {max_num_batches_per_batch_size!r}."
         )
     if not callable(func):
-        raise InputError(f"func: a {type(func).__name__} cannot be called; give the pipeline or a function that runs it.")
+        raise InputError(
+            f"func: a {type(func).__name__} cannot be called; give the pipeline or a function that runs it."
+        )
     cache = BuildCache(settings.cache_dir)
     if clear_cache:
         cache.clear()
@@ -222,9 +224,7 @@ def _plan(control: ModuleControl) -> list[tuple[GraphSpec, TuneStrategy]]:
     return [(graph, control.strategy_of(graph, default)) for graph in graphs]
 
 
-def _tune_module(
-    work: _Work, control: ModuleControl, plan: Sequence[tuple[GraphSpec, TuneStrategy]]
-) -> ModuleReport:
+def _tune_module(work: _Work, control: ModuleControl, plan: Sequence[tuple[GraphSpec, TuneStrategy]]) -> ModuleReport:
     graphs: list[GraphReport] = []
     error: PerfladderError | None = None
     try:
@@ -246,7 +246,9 @@ def _tune_module(
             chosen.append(_chosen(graph_work, decision))
             graphs.append(GraphReport.of(graph_work, strategy, decision=decision.record))
             work.num_builds += graph_work.num_builds
-            _logger.info("%s, graph %s: %s. %s", control.name, graph.name, decision.record.selected, decision.record.reason)
+            _logger.info(
+                "%s, graph %s: %s. %s", control.name, graph.name, decision.record.selected, decision.record.reason
+            )
         if not work.dry_run:
             assert control.recording is not None, "it was recorded"
             control.set_tuned(control.recording.table, [one for one, _ in chosen], work.settings)
@@ -406,7 +408,10 @@ def _only_own_messages() -> Iterator[None]:
     def is_own(record: logging.LogRecord) -> bool:
         return record.name.partition(".")[0] == "perfladder"
 
-    loggers = [logging.root, *(one for one in logging.root.manager.loggerDict.values() if isinstance(one, logging.Logger))]
+    loggers = [
+        logging.root,
+        *(one for one in logging.root.manager.loggerDict.values() if isinstance(one, logging.Logger)),
+    ]
     handlers = list(dict.fromkeys(handler for logger in loggers for handler in logger.handlers))
     for handler in handlers:
         handler.addFilter(is_own)
