@@ -202,6 +202,7 @@ _CACHES: Final = (
 """Classes that hold a model's state between calls, with all that are derived from them."""
 
 
+@functools.lru_cache(maxsize=1024)
 def _is_cache(kind: type) -> bool:
     roots = (getattr(sys.modules.get(library), name, None) for library, name in _CACHES)
     return any(isinstance(root, type) and issubclass(kind, root) for root in roots)
@@ -213,11 +214,13 @@ def _cache_parts(value: Any) -> Parts:
 
 
 def _holds_tensors(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return True
     if isinstance(value, (list, tuple)):
         return any(_holds_tensors(part) for part in value)
     if isinstance(value, dict):
         return any(_holds_tensors(part) for part in value.values())
-    return isinstance(value, torch.Tensor) or _is_cache(type(value))
+    return _is_cache(type(value))
 
 
 def _with_attributes(original: Any, parts: Parts) -> Any:
