@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
+import shutil
 import stat
 from collections.abc import Mapping
 from pathlib import Path
 
 from perfladder.errors import InputError, NotPossibleHereError
+
+_SPARE_BYTES = 16 << 20
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -33,6 +36,20 @@ def flush_to_disk(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def check_free_disk(folder: Path, num_bytes: int) -> None:
+    """Find out before writing whether a folder's disk has room.
+
+    Raises:
+        NotPossibleHereError: It has not.
+    """
+    free_bytes, needed_bytes = shutil.disk_usage(folder).free, num_bytes + _SPARE_BYTES
+    if free_bytes < needed_bytes:
+        raise NotPossibleHereError(
+            f"{folder} has {free_bytes >> 20} MiB free, and up to {needed_bytes >> 20} MiB are needed. Free some, or "
+            "choose another folder."
+        )
 
 
 def sha256_of(path: Path) -> str:
