@@ -155,7 +155,8 @@ class Backend(ABC):
             return _as_built(make(request))
         import torch
 
-        module = copy.deepcopy(request.module).to(memory_format=torch.channels_last)
+        module = copy.deepcopy(request.module)
+        module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         built = _as_built(make(replace(request, module=module, forward=module.forward)))
         return replace(built, call=_contiguous_outputs(built.call), owns_weights=True)
 

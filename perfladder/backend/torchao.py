@@ -6,7 +6,7 @@ import copy
 import importlib
 import importlib.util
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, TypeGuard
 
 from pydantic import Field
 
@@ -131,10 +131,10 @@ class TorchAOBackend(Backend):
         return quantize, config()
 
     def _wants(self, layer: nn.Module, _path: str) -> bool:
-        return _is_linear(layer) and min(layer.weight.shape) >= self.config.min_features
+        return _is_linear(layer) and min(layer.in_features, layer.out_features) >= self.config.min_features
 
 
-def _is_linear(layer: nn.Module) -> bool:
+def _is_linear(layer: nn.Module) -> TypeGuard[nn.Linear]:
     from torch import nn
 
     return isinstance(layer, nn.Linear)

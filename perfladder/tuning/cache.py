@@ -127,7 +127,7 @@ def _bytes_of(tensor: torch.Tensor) -> Any:
 def code_digest(module: nn.Module) -> str:
     """SHA-256 over the source of the module's classes, and over the structure of the module."""
     kinds = {type(part) for part in module.modules()}
-    sources = sorted({_source_of(kind) for kind in kinds})
+    sources = sorted({_source_of(kind) for kind in kinds})  # type: ignore[arg-type]
     structure = [f"{name}:{type(part).__qualname__}" for name, part in module.named_modules()]
     return digest([sources, structure])
 

@@ -76,6 +76,10 @@ class TuningSettings(Model):
     enable_diffusers_integration: Flag = True
     nvtx: Flag = Field(default=False, description="Ranges for Nsight Systems around what tuning does.")
     hardware_metrics: Flag = Field(default=False, description="Sample utilization, memory and power while tuning.")
+    isolate_builds: Flag = Field(
+        default=True,
+        description="Make the first build of a candidate in a process of its own, which may crash or hang.",
+    )
     build_timeout_s: Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)] = Field(
         default=1800.0, description="A build that takes longer is ended, and its candidate has failed."
     )

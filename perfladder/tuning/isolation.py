@@ -122,7 +122,7 @@ class _Sender(threading.Thread):
 
     def run(self) -> None:
         """Pickle into the pipe; classes of scripts and notebooks go by value."""
-        import cloudpickle
+        import cloudpickle  # type: ignore[import-untyped]
 
         assert self._process.stdin is not None
         backend, request = self._work

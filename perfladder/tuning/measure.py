@@ -24,7 +24,9 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 class MeasuringStop(Protocol):
     """When a batch size has been measured often enough."""
 
-    warmup_samples: int
+    @property
+    def warmup_samples(self) -> int:
+        """Pairs before the first measured one."""
 
     def is_enough(self, baseline_ms: Sequence[float], candidate_ms: Sequence[float]) -> bool:
         """Whether to stop, given the times of both sides so far."""
@@ -114,7 +116,8 @@ class ThroughputSaturatedProfilingStopStrategy:
         _check_whole("throughput_backoff_limit", self.throughput_backoff_limit, 0)
         if not 0 <= self.min_throughput_gain_ratio < 1:
             raise InputError(
-                f"min_throughput_gain_ratio: expected a ratio from 0 to below 1, got {self.min_throughput_gain_ratio!r}."
+                "min_throughput_gain_ratio: expected a ratio from 0 to below 1, got "
+                f"{self.min_throughput_gain_ratio!r}."
             )
 
     def is_enough(self, throughputs: Sequence[float]) -> bool:

@@ -19,7 +19,7 @@ from torch import nn
 from perfladder._torch_private import has_compiled_forward, is_compiled_in_place
 from perfladder.errors import InputError, TuningError, UnseenGraphWarning
 from perfladder.tuning.config import TuningSettings, config
-from perfladder.tuning.dims import DynamicShapes, check_dynamic_shapes
+from perfladder.tuning.dims import SemanticPath, Shape, check_dynamic_shapes
 from perfladder.tuning.graphs import GraphSpec, GraphTable
 from perfladder.tuning.keys import call_key
 from perfladder.tuning.samples import Sample
@@ -93,7 +93,7 @@ class ModuleControl:
         name: str,
         strategy: TuneStrategy | None,
         strategies: Sequence[TuneStrategy] | Mapping[str, TuneStrategy] | None,
-        dynamic_shapes: DynamicShapes | None,
+        dynamic_shapes: Mapping[SemanticPath, Shape] | None,
     ) -> None:
         self.inner = inner
         self.plain: Call = inner.forward
@@ -113,7 +113,7 @@ class ModuleControl:
         self._active: Callable[[tuple[Any, ...], dict[str, Any]], Any] | None = None
         self._table: GraphTable | None = None
         self._home: torch.device | None = None
-        self._route = self._first_call
+        self._route: Callable[[tuple[Any, ...], dict[str, Any]], Any] = self._first_call
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the wrapper's forward does."""
@@ -280,9 +280,9 @@ class ModuleControl:
     def _resolve(self, args: tuple[Any, ...], kwargs: dict[str, Any], is_error: bool) -> tuple[Call, bool]:
         """What serves a call of a form that was not met before, and whether that was tuned."""
         if self.inner.training:
-            return self._unseen("the module is in training mode", is_error), False
+            return self._unseen("The module is in training mode.", is_error), False
         if torch.is_autocast_enabled(self.device.type):
-            return self._unseen("it is called under autocast, and was tuned without", is_error), False
+            return self._unseen("It is called under autocast, and was tuned without.", is_error), False
         assert self._table is not None, "it is tuned"
         graph = self._table.find(args, kwargs)
         if graph is not None:
@@ -300,12 +300,12 @@ class ModuleControl:
                 if lost
                 else "Tune with such a call, or let it run eager: config.unseen_graph = 'eager'."
             )
-            raise TuningError(f"{self.name} was tuned for other calls: {reason}. {remedy}")
+            raise TuningError(f"{self.name} was tuned for other calls. {reason} {remedy}")
         if self._home is not None and self._home != self.device:
             _logger.info("%s: the original goes back to %s for a call that was not tuned", self.name, self._home)
             self.inner.to(self._home)
         if not self.num_unseen_calls[reason]:
-            warnings.warn(f"{self.name} runs eager: {reason}.", UnseenGraphWarning, stacklevel=2)
+            warnings.warn(f"{self.name} runs eager. {reason}", UnseenGraphWarning, stacklevel=2)
 
         def counting(*args: Any, **kwargs: Any) -> Any:
             self.num_unseen_calls[reason] += 1
@@ -361,13 +361,13 @@ class Module(nn.Module):
         InputError: It is no module, wrapped or compiled already, TorchScript, or an argument is wrong.
     """
 
-    def __new__(
+    def __new__(  # noqa: D102 (the class tells)
         cls,
         module: nn.Module,
         name: str | None = None,
         strategy: TuneStrategy | None = None,
         strategies: Sequence[TuneStrategy] | Mapping[str, TuneStrategy] | None = None,
-        dynamic_shapes: DynamicShapes | None = None,
+        dynamic_shapes: Mapping[SemanticPath, Shape] | None = None,
     ) -> Module:
         _check_module(module)
         if strategy is not None and strategies is not None:
@@ -380,7 +380,7 @@ class Module(nn.Module):
         control = ModuleControl(
             module, name or kind.__qualname__.replace("/", "_"), strategy, strategies, dynamic_shapes
         )
-        wrapper = nn.Module.__new__(_wrapper_class(control))
+        wrapper: Any = nn.Module.__new__(_wrapper_class(control))
         wrapper.__dict__ = module.__dict__
         assert isinstance(wrapper, Module), "its class is made so"
         return wrapper
@@ -448,7 +448,8 @@ def _wrapper_class(control: ModuleControl) -> type:
         "forward": _ReplacedForward(forward) if is_replaced else forward,
     }
     names |= {name: _of_inner(name) for name in vars(Module) if _is_added(name) and hasattr(inner, name)}
-    made: type = type(kind)(kind.__name__, (kind, Module), names)
+    meta: Any = type(kind)
+    made: type = meta(kind.__name__, (kind, Module), names)
     return made
 
 

@@ -67,7 +67,8 @@ class TuneStrategy(ABC):
             raise InputError("backends: give at least one, or None for the defaults.")
         if not 0 <= min_speedup_threshold_percent < 1000:
             raise InputError(
-                f"min_speedup_threshold_percent: expected a percentage from 0 up, got {min_speedup_threshold_percent!r}."
+                "min_speedup_threshold_percent: expected a percentage from 0 up, got "
+                f"{min_speedup_threshold_percent!r}."
             )
         self.backends = list(backends) if backends is not None else None
         self.profiling_config = profiling_config or ProfilingConfig()
@@ -222,7 +223,8 @@ class FirstWinsStrategy(_Validated):
         for backend in backends:
             tried.append(self._evaluate(work, backend))
             if tried[-1].is_usable:
-                return self._decision(work, tried, tried[-1], _won(tried[-1]), _last(tried[-1]))
+                reason = _won(tried[-1]) if len(tried) == 1 else f"{_won(tried[-1])}; before it {_reasons(tried[:-1])}"
+                return self._decision(work, tried, tried[-1], reason, _last(tried[-1]))
         raise TuningError(f"no backend can be taken: {_reasons(tried)}", [candidate.record for candidate in tried])
 
 
@@ -356,7 +358,7 @@ class LatencyBudgetStrategy(_Profiled):
 
 
 def default_backends(module: Any, device_type: str) -> list[Backend]:
-    """What is tried where no backends are given: Inductor, for convolutions also channels-last, then the plain module."""
+    """What is tried where none are given: Inductor, for convolutions also channels-last, then the plain module."""
     from torch import nn
 
     from perfladder.backend.inductor_jit import TorchInductorJitBackend

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import pickle
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 def main(arguments: list[str]) -> int:
@@ -28,8 +33,9 @@ def _try(work_stream: object) -> str | None:
 
     try:
         # Written by the parent process into this process's own pipe a moment ago; nothing else is ever unpickled.
-        work = pickle.load(work_stream)  # type: ignore[arg-type]  # noqa: S301
+        work = pickle.load(work_stream)  # type: ignore[arg-type]
         module, device = work["module"], torch.device(work["device"])
+        _lend_names_to_main(module)
         request = BuildRequest(module, module.forward, work["graph"], work["samples"], device, Path(work["folder"]))
         built = work["backend"].build(request)
         with torch.no_grad():
@@ -40,6 +46,16 @@ def _try(work_stream: object) -> str | None:
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return None
+
+
+def _lend_names_to_main(module: nn.Module) -> None:
+    """Code of the parent's script comes with names of its own, which compilers look for in the main module."""
+    main = sys.modules["__main__"].__dict__
+    for kind in {type(part) for part in module.modules()}:
+        for function in vars(kind).values():
+            if inspect.isfunction(function) and function.__module__ == "__main__":
+                for name, value in function.__globals__.items():
+                    main.setdefault(name, value)
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ def tune(
     on_progress: Callable[[TuneProgress], None] | None = None,
     clock: Clock = time.perf_counter_ns,
 ) -> TuningReport:
-    """Choose for each wrapped module, and for each form in which it is called, the backend that its strategy finds best.
+    """Choose for each wrapped module, and each form of its calls, the backend that its strategy finds best.
 
     The function is called with the dataset's samples at each batch size while the modules record; then they are tuned
     one by one, and serve calls by what was chosen. A module that cannot be tuned stays as it is. What an earlier
@@ -110,7 +110,8 @@ def tune(
         isinstance(max_num_batches_per_batch_size, bool) or max_num_batches_per_batch_size < 0
     ):
         raise InputError(
-            f"max_num_batches_per_batch_size: expected a whole number from 0 up, got {max_num_batches_per_batch_size!r}."
+            "max_num_batches_per_batch_size: expected a whole number from 0 up, got "
+            f"{max_num_batches_per_batch_size!r}."
         )
     if not callable(func):
         raise InputError(
