@@ -6,6 +6,7 @@ import enum
 import functools
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -200,6 +201,16 @@ class TestRegisteredTypes:
         register_input_type(box, lambda b: [b.left], lambda parts: box(*parts))
         with pytest.raises(InputError, match="return the parts by name"):
             input_leaves({"x": box(ones(1), 1)})
+
+
+def test_a_class_may_be_met_by_several_threads_at_once():
+    def seen(kind):
+        return sorted(leaf.access_path for leaf in input_leaves({"a": kind(1), "b": [kind(2)]}))
+
+    with ThreadPoolExecutor(8) as pool:
+        for number in range(50):
+            kind = dataclasses.make_dataclass(f"Met{number}", ["x"])
+            assert list(pool.map(seen, [kind] * 8)) == [["a.x", "b[0].x"]] * 8
 
 
 class TestMapping:
