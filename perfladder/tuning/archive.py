@@ -168,7 +168,7 @@ def open_archive(path: Path, *, max_member_bytes: int = _MAX_MEMBER_BYTES, sums:
     Raises:
         ArchiveError: It is refused, with the reason.
     """
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise ArchiveError(f"{path} is no archive: there is no such file.")
     try:
         trusted = None if sums is None else sums.read_bytes()
