@@ -31,7 +31,8 @@ def _full_path(value: object) -> object:
     if not os.fspath(value):
         raise ValueError("a path is needed, and this one is empty")
     try:
-        return Path(value).expanduser().absolute()
+        # Text, since pydantic accepts no other kind of path when it reads JSON.
+        return str(Path(value).expanduser().absolute())
     except RuntimeError:
         raise ValueError("'~' stands for a home folder that this machine does not know; write the whole path") from None
 
@@ -148,10 +149,10 @@ def read_environment(variables: Mapping[str, str]) -> dict[str, Any]:
         InputError: A variable has a wrong value.
     """
     readers: dict[str, tuple[str, Callable[[str], object]]] = {
-        "PERFLADDER_CACHE_DIR": ("cache_dir", _full_path),
+        "PERFLADDER_CACHE_DIR": ("cache_dir", _read_path),
         "PERFLADDER_NVTX": ("nvtx", _boolean),
         "PERFLADDER_HARDWARE_METRICS": ("hardware_metrics", _boolean),
-        "PERFLADDER_TUNING_REPORT": ("tuning_data_output_path", _full_path),
+        "PERFLADDER_TUNING_REPORT": ("tuning_data_output_path", _read_path),
     }
     found = {}
     for variable, (field, read) in readers.items():
@@ -161,6 +162,10 @@ def read_environment(variables: Mapping[str, str]) -> dict[str, Any]:
             except ValueError as error:
                 raise InputError(f"Environment variable {variable}: {error} (got {text!r}).") from None
     return found
+
+
+def _read_path(text: str) -> Path:
+    return Path(str(_full_path(text)))
 
 
 def _boolean(text: str) -> bool:
