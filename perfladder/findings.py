@@ -327,9 +327,10 @@ def _from_harness(result: HarnessResult, workload: Workload) -> list[Finding]:
         next_experiment = "Use the replay for shares and kernels only; time changes in the whole pipeline."
     elif result.is_timing_faithful is None:
         kind = "replay_timing_undecided"
+        speed = next((w.message for w in result.warnings if w.code == "REPLAY_SPEED_CHANGED"), None)
         claim = (
             f"The replay of {result.stage} gives the same output; whether it takes as long as in the pipeline cannot "
-            f"be told: {result.timing_ratio:.2f} times, from noisy samples."
+            f"be told: {result.timing_ratio:.2f} times, from noisy samples.{f' {speed}' if speed else ''}"
         )
         next_experiment = (
             "Run again on an idle machine with more repeats; until then trust its shares, not its durations."
