@@ -145,6 +145,9 @@ class KernelSummary(Row):
         family: What it does, e.g. `gemm`.
         possible_win_us: What it could win end to end, by `trace.ranking`; None if that was not asked for.
         example_event: Index into the trace of the longest one, to look up its arguments.
+        is_from_graph: Whether a CUDA graph's replay launched it; `trace.graphs` and a pass without graphs then tell
+            where it comes from.
+        confidence: How surely, as `GraphReplay.confidence`; 0 if it is not found there, None without such a pass.
     """
 
     kernel: str
@@ -160,6 +163,8 @@ class KernelSummary(Row):
     family: str = "other"
     possible_win_us: float | None = None
     example_event: int
+    is_from_graph: bool = False
+    confidence: float | None = None
 
 
 def list_kernels(trace: Trace, attribution: Attribution | None = None, *, only_runs: bool = False) -> KernelTable:
