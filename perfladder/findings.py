@@ -16,6 +16,7 @@ from perfladder.rungs.stages import StagesResult
 from perfladder.stats import Interval
 from perfladder.target import LoadedInfo
 from perfladder.timing.load_findings import load_findings
+from perfladder.trace.dynamo import RUNTIME_NAME
 from perfladder.workload import Workload
 
 _DOMINANT_SHARE = 0.5
@@ -417,7 +418,9 @@ def _from_kernels(result: KernelsResult, workload: Workload) -> list[Finding]:
     if not result.by_operator:
         return []
     what = "kernel time" if result.kind == "kernels" else "operator time"
-    top, leaders = result.by_operator[0], result.by_operator[:3]
+    # The runtime of torch.compile is no operator that one could replace.
+    operators = [share for share in result.by_operator if share.name != RUNTIME_NAME] or result.by_operator
+    top, leaders = operators[0], operators[:3]
     others = "".join(f", {share.name} {share.share:.0%}" for share in leaders[1:])
     block = result.by_block[0]
     found = [

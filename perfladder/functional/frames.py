@@ -84,8 +84,11 @@ class Rows:
         table, chosen, trace = self._table, self._chosen, self._table.trace
         event = table.event[chosen]
         kernels = [trace.names[index] for index in trace.name_id[event]]
-        modules, operators = self._module_names(), self._names(table.outer_operator, NO_OPERATOR)
         inner_operators = self._names(table.operator, NO_OPERATOR)
+        modules, operators = self._module_names(), self._names(table.outer_operator, NO_OPERATOR)
+        if table.is_host:  # the runtime of a compiled function is an entry, though no operator that code calls
+            pairs = zip(operators, inner_operators, strict=True)
+            operators = [inner if outer == NO_OPERATOR else outer for outer, inner in pairs]
         labels = [table.labels[i] if i >= 0 else None for i in self._name_ids(table.function)[chosen]]
         functions = [label.name if label else NO_CALL for label in labels]
         for index, name in enumerate(modules):

@@ -1,7 +1,8 @@
 """One row a kernel: from which operator, function and region it came, when it was launched, and when it ran.
 
 On a trace without device work the "kernels" are the operators that call no others; the self time of those that do is
-reported beside them, so that both add up to the time in operators.
+reported beside them, so that both add up to the time in operators. What the runtime of `torch.compile` takes for itself
+is among them under one name (`trace.dynamo`), so that the sum is whole.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Final
 import numpy as np
 
 from perfladder.trace.attribution import Attribution, attribute
+from perfladder.trace.dynamo import find_wrappers, with_runtime_as_one
 from perfladder.trace.families import FAMILIES, families_of
 from perfladder.trace.labels import FUNCTION_KIND, Label
 from perfladder.trace.model import BoolArray, Category, IntArray, Trace
@@ -34,7 +36,8 @@ class KernelTable:
         event: Index into the trace.
         duration_ns: Duration of the kernel, or self time of the operator: so the entries never overlap.
         operator: Position (in `trace.forest`) of the innermost operator, or -1.
-        outer_operator: Position of the outermost operator inside the innermost region, or -1.
+        outer_operator: Position of the outermost operator inside the innermost region, or -1; what the runtime of
+            `torch.compile` puts around operators is none.
         function: Position of the innermost span of a functional call, or -1.
         region: Position of the innermost region: the nearest module, or -1.
         run: Number of the run, or -1.
@@ -176,14 +179,17 @@ def list_kernels(trace: Trace, attribution: Attribution | None = None, *, only_r
         only_runs: Leave out what belongs to no profiled run.
     """
     attribution = attribution or attribute(trace)
+    if not trace.has_device_work:
+        trace = with_runtime_as_one(trace)
     forest = trace.forest
     is_label = np.array([label is not None for label in trace.labels], bool)[forest.name_id]
     is_operator = (trace.category[forest.event] == Category.CPU_OP) & ~is_label
     is_function_name = np.array([label is not None and label.kind == FUNCTION_KIND for label in trace.labels], bool)
-    outer = forest.outermost(is_operator, barrier=attribution.is_region)
+    is_called = is_operator & ~find_wrappers(trace)[forest.name_id]
+    outer = forest.outermost(is_called, barrier=attribution.is_region)
     function = forest.innermost(is_function_name[forest.name_id]) if is_function_name.any() else None
     if trace.has_device_work:
-        return _device_table(trace, attribution, forest.innermost(is_operator), outer, function, only_runs)
+        return _device_table(trace, attribution, forest.innermost(is_called), outer, function, only_runs)
     return _operator_entries(trace, attribution, outer, function, is_operator, only_runs)
 
 
