@@ -89,7 +89,8 @@ class KernelsResult(RungResult):
     )
     attributed_share_by_function: float | None = Field(
         default=None,
-        description="The part assigned to a named call, or a compiled region, of a module; None if no call was marked.",
+        description="The part assigned to a named call, a compiled region or a launch site of a module; None if none "
+        "was marked.",
     )
     unprofiled_ms: float | None = None
     device_busy_ms: float | None = None
@@ -143,6 +144,7 @@ def measure(loaded: LoadedTarget, request: KernelsRequest) -> KernelsResult:
     """
     from perfladder import _torch_private
     from perfladder.capturing.replay import Replay
+    from perfladder.functional.rows import name_functions, share_by_function, split_by_function
     from perfladder.profiling.observers import Annotator
     from perfladder.trace.record import record_window, span
 
@@ -179,11 +181,10 @@ def measure(loaded: LoadedTarget, request: KernelsRequest) -> KernelsResult:
         stage_share=request.stage_share,
     )
     rows = split_by_replay(evidence.kernels, replays, request.repeats)
-    functions: list[str] = []
     if marked:
-        rows = _split_by_function(rows, summarize_kernels(list_kernels(marked, only_runs=True)))
-        functions = _functions(rows, sites)
+        rows = split_by_function(rows, summarize_kernels(list_kernels(marked, only_runs=True)))
     modules = [_module(row) for row in rows]
+    functions = name_functions(rows, modules, sites.opaque_names) if marked else []
     return KernelsResult(
         stage=replay.manifest.stage,
         kind="operators" if table.is_host else "kernels",
@@ -191,7 +192,7 @@ def measure(loaded: LoadedTarget, request: KernelsRequest) -> KernelsResult:
         repeats=request.repeats,
         total_us=table.total_us / request.repeats,
         attributed_share=sum(row.share for row in rows if row.region is not None and row.operator is not None),
-        attributed_share_by_function=_share_by_function(rows, functions) if marked else None,
+        attributed_share_by_function=share_by_function(rows, functions) if marked else None,
         unprofiled_ms=request.unprofiled_ms,
         device_busy_ms=busy_ms(report),
         num_kernels=table.num_kernels // request.repeats,
@@ -313,57 +314,6 @@ def _pair_replays(
         deadline=deadline,
     )
     return pair_replays(table, plan)
-
-
-def _split_by_function(rows: list[KernelSummary], marked: list[KernelSummary]) -> list[KernelSummary]:
-    """The rows of the plain pass, each divided among the calls that its kernels came from in the marked pass.
-
-    So that all tables add up to the plain pass; what the marked pass has not seen stays without a call.
-    """
-    parts: dict[tuple[str | None, ...], list[KernelSummary]] = {}
-    for row in marked:
-        parts.setdefault(_origin(row), []).append(row)
-    found = []
-    for row in rows:
-        seen = (None if row.confidence else parts.get(_origin(row))) or [row]
-        whole_us, whole_count = sum(part.total_us for part in seen), sum(part.count for part in seen)
-        for part in seen:
-            time_frac = part.total_us / whole_us if whole_us else 1 / len(seen)
-            changes = {
-                "function": part.function,
-                "count": max(1, round(row.count * part.count / whole_count)) if whole_count else row.count,
-                "total_us": row.total_us * time_frac,
-                "share": row.share * time_frac,
-                "possible_win_us": None if row.possible_win_us is None else row.possible_win_us * time_frac,
-            }
-            found.append(row.model_copy(update=changes))
-    return sorted(found, key=lambda row: -row.total_us)
-
-
-def _origin(row: KernelSummary) -> tuple[str | None, ...]:
-    return row.kernel, row.operator, row.outer_operator, row.region
-
-
-def _functions(rows: list[KernelSummary], sites: ModuleSites) -> list[str]:
-    """The named call or compiled region of each row."""
-    from perfladder.functional.compiled import region_name
-    from perfladder.functional.names import NO_CALL
-
-    opaque = sites.opaque_names
-    names = []
-    for row in rows:
-        module = _module(row)
-        is_opaque = row.function is None and row.region is not None and module in opaque
-        region = region_name(module, row.kernel, row.operator or "") if is_opaque else NO_CALL
-        names.append(row.function or region)
-    return names
-
-
-def _share_by_function(rows: list[KernelSummary], functions: list[str]) -> float:
-    from perfladder.functional.names import NO_CALL
-
-    named = zip(rows, functions, strict=True)
-    return sum(row.share for row, name in named if row.region is not None and name != NO_CALL)
 
 
 def _operator(row: KernelSummary) -> str:
