@@ -13,8 +13,12 @@ from perfladder.functional.launch_sites import describe_site, find_launching_fra
 from perfladder.functional.rows import name_functions, share_by_function, split_by_function
 from perfladder.functional.sites import ModuleSites, find_module_sites
 from perfladder.functional.window import record_marked
+from perfladder.report import build_report, render_markdown
+from perfladder.rundir import RunDirectory
+from perfladder.rungs.kernels import KernelsResult
 from perfladder.trace.kernels import KernelSummary, list_kernels, summarize_kernels
 from perfladder.trace.record import span
+from perfladder.workload import parse_workload
 
 HOOK_LIST = """
 class HookList:
@@ -269,6 +273,15 @@ def test_frame_keeps_its_six_columns_and_names_the_launch(device_table):
     ]
     assert list(frame["op"]) == ["(none)", "(none)", "(none)", "aten::neg"]
     assert rows.attributed_us == pytest.approx(1 + 2 + 3)
+
+
+def test_report_shows_the_line(device_table, tmp_path):
+    result = KernelsResult(stage="net", kind="kernels", kernels=summarize_kernels(device_table), attributed_share=1.0)
+    run = RunDirectory.create(
+        tmp_path / "runs", parse_workload({"name": "n", "target": "m:f"}), source="n", base_dir=tmp_path
+    )
+    run.write_result(run.rung_folder(4, "kernels"), "kernels", result, "done", None)
+    assert f" at {SITE} |" in render_markdown(build_report(run.path))
 
 
 def test_name_of_a_launch():
