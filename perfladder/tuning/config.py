@@ -73,8 +73,12 @@ class TuningSettings(Model):
     tuning_data_output_path: FullPath | None = Field(
         default=None, description="The tuning report's file; None: `tuning_report.json` in `cache_dir`."
     )
-    enable_transformers_integration: Flag = True
-    enable_diffusers_integration: Flag = True
+    enable_transformers_integration: Flag = Field(
+        default=True, description="Look into outputs and caches of transformers; else they are objects like any other."
+    )
+    enable_diffusers_integration: Flag = Field(
+        default=True, description="Look into outputs of diffusers; else they are objects like any other."
+    )
     nvtx: Flag = Field(default=False, description="Ranges for Nsight Systems around what tuning does.")
     hardware_metrics: Flag = Field(default=False, description="Sample utilization, memory and power while tuning.")
     isolate_builds: Flag = Field(
