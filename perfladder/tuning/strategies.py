@@ -380,7 +380,7 @@ def _is_baseline(backend: Backend) -> bool:
 
 def _rejected(candidate: Candidate, reason: str) -> Candidate:
     record = candidate.record.model_copy(update={"status": "rejected", "reason": reason})
-    return Candidate(candidate.backend, record, None)
+    return Candidate(candidate.backend, record, None, candidate.key)
 
 
 def _too_slow(candidate: Candidate) -> str | None:

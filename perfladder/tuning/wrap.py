@@ -15,7 +15,7 @@ from perfladder.instrument import attribute_at, paths_of, set_attribute_at
 from perfladder.profiling.discover import find_parts
 from perfladder.text import near_names
 from perfladder.tuning.inspect import ModuleInfo
-from perfladder.tuning.module import Module, ModuleControl, control_of
+from perfladder.tuning.module import Module, ModuleControl, control_of, drop_own_forward
 
 if TYPE_CHECKING:
     from perfladder.tuning.strategies import TuneStrategy
@@ -43,6 +43,7 @@ def wrap(
         InputError: There is no module, a path leads to none, one lies in another one, one is wrapped already, or the
             strategies do not fit the modules. Nothing is changed then.
     """
+    modules = list(modules)
     paths = [_path_of(entry) for entry in modules]
     if not paths:
         raise InputError("modules: there is none to wrap; is the ratio or the limit of get_modules too strict?")
@@ -53,16 +54,19 @@ def wrap(
         if not isinstance(module, nn.Module):
             raise InputError(f"modules: {path!r} is a {type(module).__name__}, not a module.")
     entries = [entry for entry in modules if isinstance(entry, ModuleInfo)]
-    wrappers = {path: Module(module, path or None, chosen[path]) for path, module in found.items()}
+    made: dict[int, Module] = {}
+    for path, module in found.items():
+        if id(module) not in made:  # else one module at two paths
+            made[id(module)] = Module(module, path or None, chosen[path])
+    wrappers = {path: made[id(module)] for path, module in found.items()}
     for entry in entries:
         control_of(wrappers[entry.object_path]).inspected = entry.inspected
     for path, wrapper in wrappers.items():
         control = control_of(wrapper)
-        control.path = path
+        control.path = path if control.path is None else control.path
         if not path:
             return wrapper
-        for place in dict.fromkeys([path, *paths_of(obj, control.inner)]):
-            set_attribute_at(obj, place, wrapper, field_name="modules")
+    _replace(obj, [(path, control_of(wrapper).inner, wrapper) for path, wrapper in wrappers.items()], "modules")
     return obj
 
 
@@ -73,14 +77,29 @@ def unwrap(obj: Any) -> Any:
         InputError: Nothing in it is wrapped.
     """
     if isinstance(obj, Module):
+        drop_own_forward(control_of(obj))
         return control_of(obj).inner
     found = [(part.path, part.module) for part in find_parts(obj) if isinstance(part.module, Module)]
     if not found:
         raise InputError(f"Nothing in this {type(obj).__name__} is wrapped.")
-    for path, wrapper in found:
-        for place in dict.fromkeys([path, *paths_of(obj, wrapper)]):
-            set_attribute_at(obj, place, control_of(wrapper).inner, field_name="obj")
+    for _, wrapper in found:
+        drop_own_forward(control_of(wrapper))
+    _replace(obj, [(path, wrapper, control_of(wrapper).inner) for path, wrapper in found], "obj")
     return obj
+
+
+def _replace(obj: Any, changes: Iterable[tuple[str, nn.Module, nn.Module]], field_name: str) -> None:
+    """Put modules in the places of others, wherever these lie; all of them, or none."""
+    done: list[tuple[str, nn.Module]] = []
+    try:
+        for path, before, after in changes:
+            for place in dict.fromkeys([path, *paths_of(obj, before)]):
+                set_attribute_at(obj, place, after, field_name=field_name)
+                done.append((place, before))
+    except InputError:
+        for place, before in reversed(done):
+            set_attribute_at(obj, place, before, field_name=field_name)
+        raise
 
 
 def wrapped_in(obj: Any) -> list[ModuleControl]:
@@ -106,7 +125,10 @@ def _holders(obj: Any, depth: int) -> Iterator[Any]:
         yield obj.__self__
         yield from _holders(obj.__func__, depth + 1)
     elif inspect.isfunction(obj):
-        names = inspect.getclosurevars(obj)
+        try:
+            names = inspect.getclosurevars(obj)
+        except ValueError:  # a name that is not bound yet; what the function calls is seen when it does
+            return
         for value in (*names.nonlocals.values(), *names.globals.values(), *(obj.__defaults__ or ())):
             if not isinstance(value, (types.ModuleType, type)):
                 yield from _holders(value, depth + 1)
