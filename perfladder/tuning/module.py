@@ -288,7 +288,7 @@ class ModuleControl:
         with self._lock:
             recording.table.observe_output(graph, result, batch_size)
             if sample is not None:
-                kept.append(sample)
+                _keep(kept, sample, config.max_num_samples_stored)
         return result
 
     def _dispatcher(self, snapshot: TuningSettings) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
@@ -353,11 +353,17 @@ class ModuleControl:
 
 
 def _is_wanted(kept: Sequence[Sample], batch_size: int | None, limit: int) -> bool:
-    """Samples of every batch size are kept, up to the limit; the first of a size replaces nothing."""
-    if len(kept) < limit:
-        return True
-    sizes = [sample.batch_size for sample in kept]
-    return batch_size not in sizes and len(set(sizes)) < limit
+    """Whether a sample is kept: up to the limit each is, and beyond it one of a new batch size while sizes repeat."""
+    sizes = {sample.batch_size for sample in kept}
+    return len(kept) < limit or (batch_size not in sizes and len(sizes) < len(kept))
+
+
+def _keep(kept: list[Sample], sample: Sample, limit: int) -> None:
+    """Add a sample; where there are enough, in the place of the last one of the most frequent batch size."""
+    if len(kept) >= limit:
+        (most, _), *_ = Counter(other.batch_size for other in kept).most_common(1)
+        kept.remove(next(other for other in reversed(kept) if other.batch_size == most))
+    kept.append(sample)
 
 
 class _Own:
