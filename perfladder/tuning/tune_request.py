@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
@@ -16,8 +15,6 @@ from perfladder.stats import MIN_PAIRS
 from perfladder.tuning.quality import Metric
 
 StrategyName = Literal["first-wins", "max-throughput", "min-latency", "latency-budget", "one-backend"]
-
-_OPTION = re.compile(r"(?:[^,{\[]|\{[^}]*\}|\[[^\]]*\])+")
 
 
 class BackendChoice(Model):
@@ -35,7 +32,7 @@ class BackendChoice(Model):
         """
         name, _, rest = text.partition(":")
         options: dict[str, Any] = {}
-        for part in _OPTION.findall(rest):
+        for part in _split(rest):
             key, separator, value = part.partition("=")
             if not separator or not key.strip():
                 raise InputError(f"--backend {text!r}: expected NAME or NAME:key=value,key=value; {part!r} is neither.")
@@ -142,6 +139,18 @@ def tune_request(
         )
     except ValidationError as error:
         raise input_error(error, TuneRequest, "What is asked of tune") from None
+
+
+def _split(text: str) -> list[str]:
+    """Parts between commas, but for those inside brackets."""
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter in "{[") - (letter in "}]")
+        if letter == "," and depth <= 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return parts if text else []
 
 
 def _parse_keep(text: str) -> Any:
