@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from perfladder.profiling.api import profile as profile
     from perfladder.timing.api import time_stages as time_stages
     from perfladder.trace.model import Trace as Trace
+    from perfladder.tuning.checkpoint import load as load
+    from perfladder.tuning.checkpoint import save as save
     from perfladder.tuning.config import config as config
     from perfladder.tuning.dataset import DataLoaderFactory as DataLoaderFactory
     from perfladder.tuning.dims import BatchDim as BatchDim
@@ -79,7 +81,9 @@ _LAZY = {
     "load_workload": "perfladder.workload",
     "profile": "perfladder.profiling.api",
     "register_capture_type": "perfladder.capturing.types",
+    "load": "perfladder.tuning.checkpoint",
     "register_input_type": "perfladder.tuning.tree",
+    "save": "perfladder.tuning.checkpoint",
     "snapshot_tuning_data": "perfladder.tuning.report",
     "stage": "perfladder.marks",
     "time_stages": "perfladder.timing.api",
@@ -116,10 +120,12 @@ __all__ = [
     "climb",
     "config",
     "inspect",
+    "load",
     "load_workload",
     "profile",
     "register_capture_type",
     "register_input_type",
+    "save",
     "snapshot_tuning_data",
     "stage",
     "time_stages",

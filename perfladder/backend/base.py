@@ -86,6 +86,7 @@ class Backend(ABC):
         config_class: Its options.
         device_types: Where it works.
         is_isolated: A first build is made in a process of its own, which may crash or hang.
+        writes_code: The files of its builds are code, which is loaded from an archive only where the user trusts it.
         is_lossy: Its numbers differ by design, so that it needs a quality gate instead of a tolerance.
     """
 
@@ -93,6 +94,7 @@ class Backend(ABC):
     config_class: ClassVar[type[BackendConfig]] = BackendConfig
     device_types: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
     is_isolated: ClassVar[bool] = True
+    writes_code: ClassVar[bool] = False
 
     def __init__(self, config: BackendConfig | None = None, **options: Any) -> None:
         """Take a config, or its fields by name.

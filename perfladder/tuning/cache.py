@@ -100,8 +100,8 @@ def content_key(module: nn.Module, graph: GraphSpec, device: torch.device) -> st
         _settings(module),
         [spec.model_dump(mode="json") for spec in graph.inputs],
         [[*spec.identity] for spec in (*graph.others, *graph.unsupported)],
-        _versions(),
-        _device_name(device),
+        versions(),
+        device_name(device),
         torch.get_num_threads() if device.type == "cpu" else 0,
         torch.get_float32_matmul_precision(),
     ]
@@ -169,8 +169,9 @@ def _is_plain_tuple(value: Any, plain: tuple[type, ...]) -> bool:
     return isinstance(value, (tuple, list)) and all(isinstance(item, plain) for item in value)
 
 
-def _versions() -> list[str]:
-    return [platform.python_version(), *(f"{name} {_version_of(name)}" for name in _LIBRARIES)]
+def versions() -> dict[str, str]:
+    """Of Python and of the libraries that decide what is built."""
+    return {"python": platform.python_version(), **{name: _version_of(name) for name in _LIBRARIES}}
 
 
 @lru_cache(maxsize=256)
@@ -181,7 +182,8 @@ def _version_of(package: str) -> str:
         return "none"
 
 
-def _device_name(device: torch.device) -> str:
+def device_name(device: torch.device) -> str:
+    """The kind of a device, such that what was built for one runs on another of the same kind."""
     if device.type == "cuda":
         return f"{torch.cuda.get_device_name(device)} {torch.version.cuda}"
     return f"{device.type} {platform.machine()} {torch.backends.cpu.get_cpu_capability()}"

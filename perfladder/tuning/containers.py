@@ -11,6 +11,7 @@ import dataclasses
 import enum
 import functools
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -44,6 +45,7 @@ class Container:
 
 
 _known: dict[type, Container] = {}
+_adding = threading.Lock()
 
 
 def register_input_type(
@@ -91,7 +93,7 @@ def container_of(kind: type) -> Container | None:
     if found is None:
         found = _recognised(kind)
         if found is not None:
-            _add(kind, found)
+            _add(kind, found, is_users=False)
     return found
 
 
@@ -112,20 +114,23 @@ def is_scalar_type(kind: type) -> bool:
     return issubclass(kind, _SCALARS) or (numpy_scalar is not None and issubclass(kind, numpy_scalar))
 
 
-def _add(kind: type, container: Container) -> None:
-    is_replaced = kind in _known
-    _known[kind] = container
-    if kind in MAPPINGS:
-        return
-    if is_replaced:
-        optree.unregister_pytree_node(kind, namespace=NAMESPACE)
-    optree.register_pytree_node(
-        kind,
-        functools.partial(_flatten, container),
-        _rebuild,
-        path_entry_type=optree.MappingEntry if container.has_keys else optree.GetAttrEntry,
-        namespace=NAMESPACE,
-    )
+def _add(kind: type, container: Container, *, is_users: bool = True) -> None:
+    with _adding:
+        is_known = kind in _known
+        if is_known and not is_users:
+            return  # another thread met the class at the same time
+        if kind not in MAPPINGS:
+            if is_known:
+                optree.unregister_pytree_node(kind, namespace=NAMESPACE)
+            optree.register_pytree_node(
+                kind,
+                functools.partial(_flatten, container),
+                _rebuild,
+                path_entry_type=optree.MappingEntry if container.has_keys else optree.GetAttrEntry,
+                namespace=NAMESPACE,
+            )
+        # Last, so that no thread takes the class for known before optree knows it.
+        _known[kind] = container
 
 
 @dataclass(frozen=True)
@@ -202,7 +207,6 @@ _CACHES: Final = (
 """Classes that hold a model's state between calls, with all that are derived from them."""
 
 
-@functools.lru_cache(maxsize=1024)
 def _is_cache(kind: type) -> bool:
     roots = (getattr(sys.modules.get(library), name, None) for library, name in _CACHES)
     return any(isinstance(root, type) and issubclass(kind, root) for root in roots)
@@ -220,7 +224,11 @@ def _holds_tensors(value: Any) -> bool:
         return any(_holds_tensors(part) for part in value)
     if isinstance(value, dict):
         return any(_holds_tensors(part) for part in value.values())
-    return _is_cache(type(value))
+    known = _known.get(type(value))
+    if known is not None:
+        return known.parts is _cache_parts
+    # Counters, dtypes and the like have no attributes: the dearer question is not asked for them on every call.
+    return hasattr(value, "__dict__") and _is_cache(type(value))
 
 
 def _with_attributes(original: Any, parts: Parts) -> Any:

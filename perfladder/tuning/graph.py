@@ -21,7 +21,7 @@ from perfladder.tuning.specs import (
     stated_shapes,
     tensor_specs,
 )
-from perfladder.tuning.tree import Leaf, bind, input_leaves, map_inputs, output_leaves, semantic_path
+from perfladder.tuning.tree import Leaf, bind, input_leaves, map_inputs, output_leaves
 
 Sizes = tuple[int, ...]
 ShapeRange = tuple[Sizes, Sizes, Sizes]
@@ -318,20 +318,24 @@ def _with_values(specs: list[ScalarSpec], leaves: Sequence[Leaf]) -> list[Scalar
 
 
 def _output_change(seen: Mapping[Path, SeenTensor], others: list[ScalarSpec], leaves: Sequence[Leaf]) -> str | None:
-    known = {
-        path: (f"a {len(tensor.axes)}-d {tensor.dtype} tensor", tensor.containers) for path, tensor in seen.items()
-    }
-    known |= {spec.path: (spec.type, spec.containers) for spec in others}
-    now = {leaf.path: (_form(leaf), leaf.containers) for leaf in leaves}
-    for path in [*known, *(path for path in now if path not in known)]:
-        was, new = known.get(path), now.get(path)
-        if was != new:
-            where = f"output at {semantic_path(path)!r}" if path else "output"
-            if was and new and was[0] == new[0]:
-                return f"the {where} lies in other containers than in the first call"
-            first, later = (form[0] if form else "absent" for form in (was, new))
-            return f"the {where} was {first} in the first call and {later} in a later one"
+    """The first way in which a result's form differs from the first one's."""
+    first = {tensor.access_path: (_tensor_form(tensor), tensor.containers) for tensor in seen.values()}
+    first |= {spec.access_path: (spec.type, spec.containers) for spec in others}
+    later = {leaf.access_path: (_form(leaf), leaf.containers) for leaf in leaves}
+    for path in dict.fromkeys([*first, *later]):
+        if path not in first:
+            return f"`{path}` was absent in the first call and {later[path][0]} in a later one"
+        if path not in later:
+            return f"`{path}` was {first[path][0]} in the first call and absent in a later one"
+        if first[path][0] != later[path][0]:
+            return f"`{path}` was {first[path][0]} in the first call and {later[path][0]} in a later one"
+        if first[path] != later[path]:
+            return f"`{path}` lies in other containers than in the first call"
     return None
+
+
+def _tensor_form(tensor: SeenTensor) -> str:
+    return f"a {len(tensor.axes)}-d {tensor.dtype} tensor"
 
 
 def _form(leaf: Leaf) -> str:

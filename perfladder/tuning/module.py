@@ -26,7 +26,10 @@ from perfladder.tuning.samples import Sample
 from perfladder.tuning.tree import parameter_names
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from perfladder.backend.base import Backend
+    from perfladder.tuning.records import DecisionRecord
     from perfladder.tuning.strategies import TuneStrategy
 
 State = Literal["init", "passthrough", "recording", "tuned"]
@@ -55,12 +58,16 @@ class Chosen:
         call: Takes the module's arguments; None: the module itself.
         description: The backend, in words.
         backend: None: the module itself.
+        folder: Holds what its build wrote.
+        record: Why it was chosen; None for what was loaded from an archive that tells no more.
     """
 
     graph: GraphSpec
     call: Call | None
     description: str
     backend: Backend | None = None
+    folder: Path | None = None
+    record: DecisionRecord | None = None
 
 
 @dataclass(eq=False)
@@ -129,6 +136,11 @@ class ModuleControl:
         """Where the module's weights are; the CPU for a module without any."""
         tensors = [*self.inner.parameters(), *self.inner.buffers()]
         return next((t.device for t in tensors if t.device.type != "meta"), torch.device("cpu"))
+
+    @property
+    def table(self) -> GraphTable | None:
+        """The graphs that are served, once tuned."""
+        return self._table
 
     @property
     def graphs(self) -> list[GraphSpec]:

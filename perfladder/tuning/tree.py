@@ -68,7 +68,7 @@ def input_leaves(bound: Mapping[str, Any]) -> list[Leaf]:
     if not bound:
         return []
     return [
-        _leaf(value, accessor[1:], (str(accessor[0].entry),), str(accessor[0].entry))
+        _leaf(value, tuple(accessor)[1:], (str(accessor[0].entry),), str(accessor[0].entry))
         for accessor, value in _flatten(dict(bound))
     ]
 

@@ -6,8 +6,8 @@ import inspect
 import logging
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from perfladder.tuning.correctness import seeded
 from perfladder.tuning.dataset import Arguments, calls_of
 from perfladder.tuning.inspect import num_layers, precisions
 from perfladder.tuning.isolation import TrialLimits
+from perfladder.tuning.logs import only_own_messages
 from perfladder.tuning.measure import Meter
 from perfladder.tuning.module import Chosen, ModuleControl, RecordingSession, recording_session
 from perfladder.tuning.progress import Progress, TuneProgress
@@ -128,7 +129,7 @@ def tune(
     work = _Work(func, settings, cache, clock, dry_run, ignore_failing_modules, gate, progress, wanted)
     with ExitStack() as stack:
         if disable_external_logging:
-            stack.enter_context(_only_own_messages())
+            stack.enter_context(only_own_messages())
         start = time.monotonic()
         controls = _record(work, dataset, sizes, max_num_batches_per_batch_size)
         stack.callback(_settle, controls)
@@ -360,9 +361,12 @@ def _output_of(work: _Work, device: torch.device) -> Any:
 def _chosen(work: GraphWork, decision: Decision) -> tuple[Chosen, bool]:
     """What serves the graph, and whether it needs the module's own weights no more."""
     if decision.winner is None:
-        return Chosen(work.graph, None, "eager"), False
-    built = work.build(decision.winner)
-    return Chosen(work.graph, built.call, decision.record.selected, decision.winner.backend), built.owns_weights
+        return Chosen(work.graph, None, "eager", record=decision.record), False
+    built, backend = work.build(decision.winner), decision.winner.backend
+    folder = work.build_folder(backend)
+    return Chosen(
+        work.graph, built.call, decision.record.selected, backend, folder, decision.record
+    ), built.owns_weights
 
 
 def _move_original(work: _Work, control: ModuleControl, *, owns_weights: bool) -> None:
@@ -400,24 +404,3 @@ def _description(work: GraphWork, strategy: TuneStrategy) -> str:
         *(f"    {backend!r}" for backend in backends),
     ]
     return "\n".join(lines)
-
-
-@contextmanager
-def _only_own_messages() -> Iterator[None]:
-    """Let log handlers pass perfladder's messages only, inside the block."""
-
-    def is_own(record: logging.LogRecord) -> bool:
-        return record.name.partition(".")[0] == "perfladder"
-
-    loggers = [
-        logging.root,
-        *(one for one in logging.root.manager.loggerDict.values() if isinstance(one, logging.Logger)),
-    ]
-    handlers = list(dict.fromkeys(handler for logger in loggers for handler in logger.handlers))
-    for handler in handlers:
-        handler.addFilter(is_own)
-    try:
-        yield
-    finally:
-        for handler in handlers:
-            handler.removeFilter(is_own)

@@ -1,0 +1,427 @@
+"""Tuned modules in one file: original weights, what was chosen, and what builds wrote; nothing of it is a pickle."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from pydantic import Field, JsonValue, ValidationError
+from torch import nn
+
+from perfladder import __version__
+from perfladder.backend.base import Backend, BuildRequest
+from perfladder.backend.registry import find_backend
+from perfladder.errors import ArchiveError, InputError, PerfladderError
+from perfladder.instrument import attribute_at, paths_of, set_attribute_at
+from perfladder.models import Model
+from perfladder.text import near_names
+from perfladder.tuning.archive import Archive, open_archive, write_archive
+from perfladder.tuning.archive_format import FORMAT_VERSION
+from perfladder.tuning.cache import BuildCache, code_digest, device_name, versions
+from perfladder.tuning.config import config
+from perfladder.tuning.graphs import GraphTable, TableModel
+from perfladder.tuning.logs import only_own_messages
+from perfladder.tuning.module import Chosen, Module, ModuleControl, control_of
+from perfladder.tuning.records import DecisionRecord
+from perfladder.tuning.wrap import wrapped_in
+
+if TYPE_CHECKING:
+    from perfladder.tuning.graphs import GraphSpec
+
+_logger = logging.getLogger("perfladder.tuning")
+
+_FOLDER: Final = "checkpoints"
+_SUFFIX: Final = ".ait"
+_WEIGHTS: Final = "weights.safetensors"
+
+
+class SavedChoice(Model):
+    """What serves one graph."""
+
+    graph: str
+    backend: str | None = Field(description="Its name; None: the module itself.")
+    config: dict[str, JsonValue] = {}
+    description: str
+    files: list[str] = Field(default=[], description="What its build wrote, relative to its folder.")
+    record: DecisionRecord | None = None
+
+
+class SavedModule(Model):
+    """One tuned module."""
+
+    path: str = Field(description="On the saved object; empty: the object itself.")
+    name: str
+    module_type: str
+    device: str
+    device_name: str
+    code_digest: str
+    same_tensors: dict[str, str] = Field(description="Names of the state dict whose tensor has another name already.")
+    graphs: TableModel
+    choices: list[SavedChoice]
+
+
+class SavedManifest(Model):
+    """What an archive holds."""
+
+    format_version: int = FORMAT_VERSION
+    perfladder_version: str = __version__
+    created_at: str
+    versions: dict[str, str] = Field(description="Of what decides the builds.")
+    modules: list[SavedModule]
+
+
+def save(obj: Any, path: str | Path) -> Path:
+    """Save the tuned modules of an object, with their original weights.
+
+    Args:
+        obj: A tuned module, or what holds some.
+        path: The archive, with the ending `.ait`, which is added if there is none. A bare name goes into the folder
+            `checkpoints`. Beside it `<name>_sha256_sums.txt` is written.
+
+    Returns:
+        The archive's path.
+
+    Raises:
+        InputError: Nothing is tuned, the original weights were given up, or the path cannot be used.
+        NotPossibleHereError: It cannot be written; a file that was there before stays as it was.
+    """
+    target = _archive_path(path)
+    controls = [control for control in wrapped_in(obj) if control.state == "tuned"]
+    if not controls:
+        raise InputError("obj: it holds no tuned module; tune it with pl.tune first.")
+    members: dict[str, bytes | Path] = {}
+    with tempfile.TemporaryDirectory(prefix="perfladder-") as scratch:
+        saved = []
+        for number, control in enumerate(controls):
+            weights = Path(scratch) / f"{number}.safetensors"
+            same = _write_weights(control, weights)
+            members[f"{number}/{_WEIGHTS}"] = weights
+            saved.append(_saved_module(control, number, same, members))
+        manifest = SavedManifest(
+            created_at=datetime.now(UTC).isoformat(timespec="seconds"), versions=versions(), modules=saved
+        )
+        write_archive(target, members, manifest)
+    return target
+
+
+def load(
+    obj: Any,
+    path: str | Path,
+    device_map: Mapping[str, str | torch.device] | None = None,
+    *,
+    modules: Sequence[str] | None = None,
+    trust: bool = False,
+    disable_external_logging: bool = True,
+) -> Any:
+    """Put saved modules into a freshly built object: their weights, and what serves their calls.
+
+    Everything is checked before anything is changed. What compilers build in memory is built again, at the first call
+    of each form; files of builds are used only where versions and device are those of the archive.
+
+    Args:
+        obj: Built as the saved one was, with any weights.
+        path: As `save` takes it.
+        device_map: Devices of modules by path; others stay where they are.
+        modules: Paths of those to load; None: all of them.
+        trust: Also use files that are code, as some backends write: these can do whatever your own code can.
+        disable_external_logging: Mute log handlers for all but perfladder's own messages, during this call.
+
+    Returns:
+        The object; for a module that was saved by itself its wrapper.
+
+    Raises:
+        ArchiveError: The archive is refused, or does not fit the object.
+        InputError: An argument is wrong, or a backend is not known here.
+    """
+    target = _archive_path(path)
+    with ExitStack() as stack:
+        if disable_external_logging:
+            stack.enter_context(only_own_messages())
+        archive = stack.enter_context(open_archive(target))
+        manifest = _manifest_of(archive)
+        wanted = _wanted(manifest, modules, device_map or {})
+        plans = [_plan(archive, manifest, entry, obj, (device_map or {}).get(entry.path), trust) for entry in wanted]
+        for plan in plans:
+            obj = _put_in_place(plan, obj)
+    return obj
+
+
+def _archive_path(path: str | Path) -> Path:
+    target = Path(path)
+    if not target.name:
+        raise InputError("path: expected the name of an archive, such as 'tuned.ait'.")
+    if target.suffix != _SUFFIX:
+        if target.suffix:
+            raise InputError(f"path: {target.name} ends in {target.suffix}; an archive ends in {_SUFFIX}.")
+        target = target.with_name(target.name + _SUFFIX)
+    return target if len(target.parts) > 1 else Path(_FOLDER) / target
+
+
+def _write_weights(control: ModuleControl, path: Path) -> dict[str, str]:
+    """Write the state dict; returns the names of tensors that lie there under another name."""
+    from safetensors.torch import save_file
+
+    tensors: dict[str, torch.Tensor] = {}
+    same: dict[str, str] = {}
+    first: dict[tuple[Any, ...], str] = {}
+    for name, tensor in control.inner.state_dict().items():
+        if not isinstance(tensor, torch.Tensor):
+            raise InputError(f"{control.name}: {name} of its state is a {type(tensor).__name__}, no tensor.")
+        if tensor.device.type == "meta":
+            raise InputError(
+                f"{control.name}: its original weights were given up (config.device_after_tuning = 'meta'), so that it "
+                "cannot be saved."
+            )
+        if type(tensor) not in (torch.Tensor, nn.Parameter):
+            raise InputError(f"{control.name}: {name} is a {type(tensor).__name__}, which an archive cannot hold.")
+        key = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+        if tensor.numel() and key in first:
+            same[name] = first[key]
+            continue
+        first[key] = name
+        # A view of another tensor's memory is written by itself.
+        tensors[name] = tensor.detach().cpu().contiguous().clone()
+    save_file(tensors, path)
+    return same
+
+
+def _saved_module(
+    control: ModuleControl, number: int, same: dict[str, str], members: dict[str, bytes | Path]
+) -> SavedModule:
+    inner = control.inner
+    assert control.table is not None, "it is tuned"
+    choices = []
+    for chosen in control.chosen:
+        files = _files_in(chosen.folder) if chosen.backend is not None else {}
+        members |= {f"{number}/{chosen.graph.name}/{name}": file for name, file in files.items()}
+        choices.append(
+            SavedChoice(
+                graph=chosen.graph.name,
+                backend=chosen.backend.name if chosen.backend else None,
+                config=chosen.backend.config.model_dump(mode="json") if chosen.backend else {},
+                description=chosen.description,
+                files=list(files),
+                record=chosen.record,
+            )
+        )
+    return SavedModule(
+        path=control.path or "",
+        name=control.name,
+        module_type=_type_of(inner),
+        device=str(control.device),
+        device_name=device_name(control.device),
+        code_digest=code_digest(inner),
+        same_tensors=same,
+        graphs=control.table.to_model(),
+        choices=choices,
+    )
+
+
+def _files_in(folder: Path | None) -> dict[str, Path]:
+    if folder is None or not folder.is_dir():
+        return {}
+    return {str(file.relative_to(folder)): file for file in sorted(folder.rglob("*")) if file.is_file()}
+
+
+def _type_of(module: nn.Module) -> str:
+    return f"{type(module).__module__}.{type(module).__qualname__}"
+
+
+def _manifest_of(archive: Archive) -> SavedManifest:
+    try:
+        return SavedManifest.model_validate_json(archive.manifest)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ArchiveError(f"{archive.path} is damaged: {where}: {first['msg']}.") from None
+
+
+def _wanted(manifest: SavedManifest, modules: Sequence[str] | None, device_map: Mapping[str, Any]) -> list[SavedModule]:
+    known = [entry.path for entry in manifest.modules]
+    for field, paths in (("modules", modules or ()), ("device_map", device_map)):
+        for path in paths:
+            if path not in known:
+                raise InputError(f"{field}: {path!r} is not in the archive. {near_names(path, known, 'modules')}")
+    return [entry for entry in manifest.modules if modules is None or entry.path in modules]
+
+
+@dataclass(frozen=True, eq=False)
+class _Plan:
+    """One module, all of it checked."""
+
+    entry: SavedModule
+    path: str
+    module: nn.Module
+    device: torch.device
+    weights: dict[str, torch.Tensor]
+    table: GraphTable
+    backends: list[tuple[SavedChoice, Backend | None, Path]]
+
+
+def _plan(
+    archive: Archive,
+    manifest: SavedManifest,
+    entry: SavedModule,
+    obj: Any,
+    device: str | torch.device | None,
+    trust: bool,
+) -> _Plan:
+    path, module = _find(archive, manifest, entry, obj)
+    if _type_of(module) != entry.module_type:
+        raise ArchiveError(f"{archive.path}: {entry.name} is a {entry.module_type}, but here is a {_type_of(module)}.")
+    current = ModuleControl(module, entry.name, None, None, None).device
+    wanted = torch.device(device) if device is not None else current
+    number = manifest.modules.index(entry)
+    weights = _read_weights(archive, f"{number}/{_WEIGHTS}", entry, module)
+    if code_digest(module) != entry.code_digest:
+        _logger.warning("%s: its code differs from that of the archive, which was tuned and checked", entry.name)
+    try:
+        table = GraphTable.from_model(entry.graphs)
+    except PerfladderError as error:
+        raise ArchiveError(f"{archive.path} is damaged: the graphs of {entry.name}: {error}") from None
+    backends = []
+    names = {graph.name for graph in table.graphs}
+    for choice in entry.choices:
+        if choice.graph not in names:
+            raise ArchiveError(f"{archive.path} is damaged: {entry.name} has no graph {choice.graph!r}.")
+        backend = _backend_of(archive, choice)
+        _check_environment(archive, manifest, entry, choice, backend, wanted, trust)
+        folder = BuildCache(config.cache_dir).root / "loaded" / archive.sums[f"{number}/{_WEIGHTS}"][:16] / choice.graph
+        for name in choice.files:
+            archive.extract(f"{number}/{choice.graph}/{name}", folder)
+        backends.append((choice, backend, folder / f"{number}/{choice.graph}"))
+    return _Plan(entry, path, module, wanted, weights, table, backends)
+
+
+def _find(archive: Archive, manifest: SavedManifest, entry: SavedModule, obj: Any) -> tuple[str, nn.Module]:
+    """The module that an entry is about, as it was before any wrapping."""
+    # A module that was saved as part of a pipeline may be loaded by itself.
+    path = "" if isinstance(obj, nn.Module) and len(manifest.modules) == 1 else entry.path
+    try:
+        found = attribute_at(obj, path, field_name="obj")
+    except InputError as error:
+        raise ArchiveError(f"{archive.path} does not fit this {type(obj).__name__}. {error}") from None
+    if not isinstance(found, nn.Module):
+        raise ArchiveError(f"{archive.path} does not fit: {path!r} is a {type(found).__name__} here, no module.")
+    return path, control_of(found).inner if isinstance(found, Module) else found
+
+
+def _read_weights(archive: Archive, name: str, entry: SavedModule, module: nn.Module) -> dict[str, torch.Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    try:
+        stored = load(archive.read(name, archive.num_bytes(name)))
+        weights = {**stored, **{other: stored[first] for other, first in entry.same_tensors.items()}}
+    except (SafetensorError, KeyError) as error:
+        raise ArchiveError(f"{archive.path} is damaged: the weights of {entry.name}: {error}.") from None
+    here = module.state_dict()
+    for key in here.keys() | weights.keys():
+        if key not in here or key not in weights:
+            where = "the archive" if key in weights else "the module here"
+            raise ArchiveError(f"{archive.path} does not fit: {entry.name}.{key} is only in {where}.")
+        there, now = _told(weights[key]), _told(here[key])
+        if there != now:
+            raise ArchiveError(
+                f"{archive.path} does not fit: {entry.name}.{key} is {there} there, and {now} here. Build the object as "
+                "the saved one was."
+            )
+        if here[key].device.type == "meta":
+            raise InputError(f"obj: {entry.name}.{key} is on the meta device; build the object with real weights.")
+    return weights
+
+
+def _told(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+
+
+def _backend_of(archive: Archive, choice: SavedChoice) -> Backend | None:
+    if choice.backend is None:
+        return None
+    kind = find_backend(choice.backend)
+    try:
+        return kind(kind.config_class.model_validate(choice.config))
+    except (ValidationError, PerfladderError) as error:
+        raise ArchiveError(f"{archive.path}: the options of {choice.description} are not valid here: {error}") from None
+
+
+def _check_environment(
+    archive: Archive,
+    manifest: SavedManifest,
+    entry: SavedModule,
+    choice: SavedChoice,
+    backend: Backend | None,
+    device: torch.device,
+    trust: bool,
+) -> None:
+    """Refuse what cannot be used here, and tell what is built again."""
+    if backend is None:
+        return
+    if reason := backend.why_not(device):
+        raise ArchiveError(f"{archive.path}: {entry.name} needs {choice.description}, which is not possible: {reason}.")
+    if choice.files and backend.writes_code and not trust:
+        raise ArchiveError(
+            f"{archive.path}: {choice.description} of {entry.name} comes with files that are code. Load it with "
+            "trust=True only if you know where the archive is from."
+        )
+    here = {**versions(), "device": device_name(device)}
+    there = {**manifest.versions, "device": entry.device_name}
+    changed = [
+        f"{name} {there.get(name, 'none')} there, {value} here"
+        for name, value in here.items()
+        if there.get(name) != value
+    ]
+    if not changed:
+        return
+    if not backend.is_portable:
+        raise ArchiveError(
+            f"{archive.path}: {choice.description} of {entry.name} was built for another environment "
+            f"({'; '.join(changed)}). Tune again here."
+        )
+    _logger.warning("%s: %s is built again here (%s)", entry.name, choice.description, "; ".join(changed))
+
+
+def _put_in_place(plan: _Plan, obj: Any) -> Any:
+    """Load the weights and wrap; this is all that changes the object."""
+    entry, module = plan.entry, plan.module
+    module.to(plan.device)
+    module.load_state_dict(plan.weights, strict=True)
+    module.eval()
+    wrapper: Any = Module(module, entry.name)
+    control = control_of(wrapper)
+    control.path = plan.path
+    cache = BuildCache(config.cache_dir)
+    graphs = {graph.name: graph for graph in plan.table.graphs}
+    with cache.inductor():
+        chosen = [
+            _served(control, graphs[choice.graph], choice, backend, folder, plan.device)
+            for choice, backend, folder in plan.backends
+        ]
+    control.set_tuned(plan.table, chosen, config.snapshot())
+    if not plan.path:
+        return wrapper
+    for place in dict.fromkeys([plan.path, *paths_of(obj, attribute_at(obj, plan.path, field_name="obj"))]):
+        set_attribute_at(obj, place, wrapper, field_name="obj")
+    return obj
+
+
+def _served(
+    control: ModuleControl,
+    graph: GraphSpec,
+    choice: SavedChoice,
+    backend: Backend | None,
+    folder: Path,
+    device: torch.device,
+) -> Chosen:
+    if backend is None:
+        return Chosen(graph, None, choice.description, record=choice.record)
+    request = BuildRequest(control.inner, control.plain, graph, (), device, folder)
+    built = backend.build(request, is_saved=True)
+    return Chosen(graph, built.call, choice.description, backend, folder, choice.record)
