@@ -136,7 +136,7 @@ def measure(loaded: LoadedTarget, request: TuneRequest) -> TuneWorkloadResult:
 
     _check(loaded)
     strategy, gate = _strategy_of(request), _gate_of(request)
-    with _settings(request), _own_warnings() as notes:
+    with _settings(request), _caught_warnings() as caught:
         shares = _chosen_modules(loaded, request)
         _put(loaded, wrap(loaded.obj, list(shares), strategy))
         is_kept = False
@@ -169,7 +169,7 @@ def measure(loaded: LoadedTarget, request: TuneRequest) -> TuneWorkloadResult:
             saved_to=saved_to,
             report_path=str(config.snapshot().report_path),
             duration_s=report.duration_s,
-            notes=notes,
+            notes=_notes(caught),
         )
 
 
@@ -228,23 +228,24 @@ def _settings(request: TuneRequest) -> Iterator[None]:
 
 
 @contextmanager
-def _own_warnings() -> Iterator[list[str]]:
-    """Collect perfladder's warnings inside the block, as notes; those of others are given as they would have been.
+def _caught_warnings() -> Iterator[list[warnings.WarningMessage]]:
+    """Collect warnings inside the block; those that are not perfladder's are given at its end."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield caught
+    for one in caught:
+        if not _is_own(one):
+            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
 
-    That there is one batch size is so for every workload: the result says it in a field of its own.
-    """
-    notes: list[str] = []
-    try:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            yield notes
-            own = [one for one in caught if one.filename.startswith(_PACKAGE)]
-            told = [str(one.message) for one in own]
-            notes += dict.fromkeys(text for text in told if not text.startswith("batch_sizes has one size"))
-    finally:
-        for one in caught:
-            if not one.filename.startswith(_PACKAGE):
-                warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+
+def _is_own(warning: warnings.WarningMessage) -> bool:
+    return warning.filename.startswith(_PACKAGE)
+
+
+def _notes(caught: list[warnings.WarningMessage]) -> list[str]:
+    """Perfladder's warnings; that there is one batch size is so for every workload, and has a field of its own."""
+    told = dict.fromkeys(str(one.message) for one in caught if _is_own(one))
+    return [text for text in told if not text.startswith("batch_sizes has one size")]
 
 
 def _chosen_modules(loaded: LoadedTarget, request: TuneRequest) -> dict[str, float | None]:
