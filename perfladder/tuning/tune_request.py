@@ -126,6 +126,8 @@ def tune_request(
     """
     if save is not None and not save.absolute().parent.is_dir():
         raise InputError(f"--save {save}: there is no folder {save.absolute().parent}; make it first.")
+    if save is not None and save.suffix not in ("", ".ait"):
+        raise InputError(f"--save {save}: an archive ends in .ait, not in {save.suffix}.")
     if save is not None and save.is_dir():
         raise InputError(f"--save {save}: that is a folder; give a file's name, such as {save}/tuned.ait.")
     try:

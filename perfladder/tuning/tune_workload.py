@@ -109,7 +109,7 @@ class TuneWorkloadResult(Model):
     status: Literal["kept", "rejected", "dry_run"]
     reason: str
     shapes: Literal["fixed"] = Field(
-        default="fixed", description="A workload's call has one size, so no axis can be seen to vary."
+        default="fixed", description="Sizes are those of the workload's own calls: no axis is taken for the batch."
     )
     modules: list[TunedModule]
     evidence: Evidence | None = Field(description="None: nothing was chosen, or it was a dry run.")

@@ -72,6 +72,8 @@ def test_where_to_save_is_checked_before_anything_runs(tmp_path):
     assert request_of(save=tmp_path / "a.ait").save == str(tmp_path / "a.ait")
     with pytest.raises(InputError, match="there is no folder"):
         request_of(save=tmp_path / "none" / "a.ait")
+    with pytest.raises(InputError, match=r"an archive ends in \.ait, not in \.zip"):
+        request_of(save=tmp_path / "a.zip")
     with pytest.raises(InputError, match="that is a folder"):
         request_of(save=tmp_path)
     with pytest.raises(InputError, match="exclude each other"):
