@@ -103,6 +103,57 @@ def has_compiled_forward(module: torch.nn.Module) -> bool:
     return getattr(module.__dict__.get("forward"), "_torchdynamo_orig_callable", None) is not None
 
 
+GRAPHS_OPTION = "triton.cudagraphs"
+"""Inductor's option that `mode="reduce-overhead"` and `mode="max-autotune"` set."""
+
+
+class CompiledCall(NamedTuple):
+    """The compiled code that calls of a module run."""
+
+    attribute: str
+    """Of the module's own, under which it stands."""
+    original: Any
+    """What was compiled."""
+    configured: Any
+    """What knows how it was compiled."""
+
+
+def find_compiled_call(module: torch.nn.Module) -> CompiledCall | None:
+    """Return what `torch.compile(module)`, `module.compile()` or a compiled `forward` runs; None if it is neither."""
+    own = vars(module)
+    original = compiled_original(module)
+    if original is not None and "forward" in own:
+        return CompiledCall("forward", original, module)
+    if is_compiled_in_place(module):
+        return CompiledCall(COMPILED_CALL, module._call_impl, own[COMPILED_CALL])
+    if has_compiled_forward(module):
+        return CompiledCall("forward", own["forward"]._torchdynamo_orig_callable, own["forward"])
+    return None
+
+
+def inductor_options(compiled: Any) -> dict[str, Any] | None:
+    """Return the options that something was compiled with for Inductor, where they differ from the defaults, and
+    whether with CUDA graphs; None for another backend, or if this torch does not tell.
+    """
+    tell = getattr(compiled, "get_compiler_config", None)
+    used = tell() if callable(tell) else None
+    if not isinstance(used, dict) or GRAPHS_OPTION not in used:
+        return None
+    defaults = torch.compile(_nothing).get_compiler_config()  # type: ignore[attr-defined]
+    changed = {name: value for name, value in used.items() if defaults.get(name) != value}
+    return {**changed, GRAPHS_OPTION: bool(used[GRAPHS_OPTION])}
+
+
+def compiled_dynamic(compiled: Any) -> bool | None:
+    """Return the `dynamic` that a module was compiled with; None, which lets torch choose, if it cannot be told."""
+    found = getattr(getattr(compiled, "dynamo_ctx", None), "_dynamic", None)
+    return found if isinstance(found, bool) else None
+
+
+def _nothing() -> None:
+    pass
+
+
 def take_function_mode(mode: TorchFunctionMode) -> int:
     """Take a mode off this thread's stack, wherever it stands there; returns its place, or -1 if it was not there.
 

@@ -16,6 +16,7 @@ from perfladder.rungs.stages import StagesResult
 from perfladder.stats import Interval
 from perfladder.target import LoadedInfo
 from perfladder.timing.load_findings import load_findings
+from perfladder.trace.dynamo import RUNTIME_NAME
 from perfladder.workload import Workload
 
 _DOMINANT_SHARE = 0.5
@@ -327,9 +328,10 @@ def _from_harness(result: HarnessResult, workload: Workload) -> list[Finding]:
         next_experiment = "Use the replay for shares and kernels only; time changes in the whole pipeline."
     elif result.is_timing_faithful is None:
         kind = "replay_timing_undecided"
+        speed = next((w.message for w in result.warnings if w.code == "REPLAY_SPEED_CHANGED"), None)
         claim = (
             f"The replay of {result.stage} gives the same output; whether it takes as long as in the pipeline cannot "
-            f"be told: {result.timing_ratio:.2f} times, from noisy samples."
+            f"be told: {result.timing_ratio:.2f} times, from noisy samples.{f' {speed}' if speed else ''}"
         )
         next_experiment = (
             "Run again on an idle machine with more repeats; until then trust its shares, not its durations."
@@ -416,7 +418,9 @@ def _from_kernels(result: KernelsResult, workload: Workload) -> list[Finding]:
     if not result.by_operator:
         return []
     what = "kernel time" if result.kind == "kernels" else "operator time"
-    top, leaders = result.by_operator[0], result.by_operator[:3]
+    # The runtime of torch.compile is no operator that one could replace.
+    operators = [share for share in result.by_operator if share.name != RUNTIME_NAME] or result.by_operator
+    top, leaders = operators[0], operators[:3]
     others = "".join(f", {share.name} {share.share:.0%}" for share in leaders[1:])
     block = result.by_block[0]
     found = [

@@ -34,6 +34,7 @@ class Peaks(Model):
     schema_version: int = SCHEMA_VERSION
     device: str
     source: Literal["measured", "datasheet"]
+    datasheet: str | None = Field(default=None, description="Which data sheet, and what it states.")
     compute_tflops: dict[str, float] = Field(
         description="By precision: float32, tf32, bfloat16, float16; dense, 10**12 operations a second."
     )
@@ -50,39 +51,47 @@ class Peaks(Model):
 
 
 class DataSheet(NamedTuple):
-    """One device's dense peaks in TFLOP/s and GB/s; `pattern` is in the name that the driver gives it."""
+    """One device's peaks without sparsity, as NVIDIA's data sheet states them, in TFLOP/s and GB/s.
 
-    pattern: str
+    Attributes:
+        names: The names that the driver gives it, without `NVIDIA`; whole ones, since GH200 is no H200, and a part of a
+            device (MIG) is not the device.
+        sheet: Title of the data sheet, and what it says there.
+        float32: Of the plain units.
+        tf32: Of the tensor cores.
+        half: BF16 and FP16 of the tensor cores.
+        bandwidth_gb_per_s: Of the memory.
+    """
+
+    names: tuple[str, ...]
+    sheet: str
     float32: float
     tf32: float
     half: float
     bandwidth_gb_per_s: float
 
 
-# Dense figures: the sheets state tensor core figures with 2:4 sparsity, which are twice as high. The first pattern that
-# a name contains counts.
+# Only what a public data sheet of NVIDIA states for that very device. Where the sheet states tensor core figures with
+# 2:4 sparsity alone, half of them stands here: sparsity doubles the rate. Other devices are measured, or have no peaks.
+_H200: Final = "NVIDIA H200 Tensor Core GPU datasheet, SXM: FP32 67, TF32 989 and BF16 1,979 with sparsity, 4.8 TB/s"
+_H100_SXM: Final = (
+    "NVIDIA H100 Tensor Core GPU datasheet, SXM: FP32 67, TF32 989 and BF16 1,979 with sparsity, 3.35 TB/s"
+)
+_H100_PCIE: Final = (
+    "NVIDIA H100 Tensor Core GPU datasheet, PCIe: FP32 51, TF32 756 and BF16 1,513 with sparsity, 2 TB/s"
+)
+_A100: Final = "NVIDIA A100 Tensor Core GPU datasheet: FP32 19.5, TF32 156 and BF16 312 without sparsity"
+_L40S: Final = "NVIDIA L40S datasheet: FP32 91.6, TF32 183 and BF16 362.05 without sparsity, 864 GB/s"
+_L4: Final = "NVIDIA L4 Tensor Core GPU datasheet: FP32 30.3, TF32 120 and BF16 242 with sparsity, 300 GB/s"
 DATASHEETS: Final = (
-    # NVIDIA H200 Tensor Core GPU datasheet (SXM): FP32 67, TF32 989 and BF16 1,979 with sparsity, 4.8 TB/s.
-    DataSheet("H200", 67.0, 494.5, 989.5, 4800.0),
-    # NVIDIA H100 Tensor Core GPU datasheet, PCIe column: FP32 51, TF32 756 and BF16 1,513 with sparsity, 2 TB/s.
-    DataSheet("H100 PCIe", 51.0, 378.0, 756.5, 2000.0),
-    # The same sheet, SXM column: 67, 989, 1,979, 3.35 TB/s. The driver names it "NVIDIA H100 80GB HBM3".
-    DataSheet("H100 80GB HBM3", 67.0, 494.5, 989.5, 3350.0),
-    # NVIDIA A100 Tensor Core GPU datasheet: FP32 19.5, TF32 156, BF16 312 (dense); 80 GB SXM 2,039 GB/s,
-    # 80 GB PCIe 1,935 GB/s, 40 GB 1,555 GB/s.
-    DataSheet("A100-SXM4-80GB", 19.5, 156.0, 312.0, 2039.0),
-    DataSheet("A100 80GB PCIe", 19.5, 156.0, 312.0, 1935.0),
-    DataSheet("A100", 19.5, 156.0, 312.0, 1555.0),
-    # NVIDIA L40S datasheet: FP32 91.6, TF32 183 and BF16 362.05 (dense), 864 GB/s.
-    DataSheet("L40S", 91.6, 183.0, 362.05, 864.0),
-    # NVIDIA L4 Tensor Core GPU datasheet: FP32 30.3, TF32 120 and BF16 242 with sparsity, 300 GB/s. Before other names
-    # with "L4" in them come longer ones above.
-    DataSheet("NVIDIA L4", 30.3, 60.0, 121.0, 300.0),
-    # NVIDIA Ada GPU architecture whitepaper, GeForce RTX 4090: FP32 82.6, TF32 82.6 and BF16 165.2 (dense, FP32
-    # accumulate), 1,008 GB/s.
-    DataSheet("RTX 4090", 82.6, 82.6, 165.2, 1008.0),
-    # NVIDIA DGX B200 datasheet, one of eight: FP32 75, TF32 2,200 and BF16 4,500 with sparsity, 8 TB/s.
-    DataSheet("B200", 75.0, 1100.0, 2250.0, 8000.0),
+    DataSheet(("H200",), _H200, 67.0, 989 / 2, 1979 / 2, 4800.0),
+    DataSheet(("H100 80GB HBM3",), _H100_SXM, 67.0, 989 / 2, 1979 / 2, 3350.0),
+    DataSheet(("H100 PCIe",), _H100_PCIE, 51.0, 756 / 2, 1513 / 2, 2000.0),
+    DataSheet(("A100-SXM4-80GB",), f"{_A100}, 80GB SXM 2,039 GB/s", 19.5, 156.0, 312.0, 2039.0),
+    DataSheet(("A100 80GB PCIe",), f"{_A100}, 80GB PCIe 1,935 GB/s", 19.5, 156.0, 312.0, 1935.0),
+    DataSheet(("A100-SXM4-40GB", "A100-PCIE-40GB"), f"{_A100}, 40GB 1,555 GB/s", 19.5, 156.0, 312.0, 1555.0),
+    DataSheet(("L40S",), _L40S, 91.6, 183.0, 362.05, 864.0),
+    DataSheet(("L4",), _L4, 30.3, 120 / 2, 242 / 2, 300.0),
 )
 
 
@@ -93,13 +102,14 @@ def datasheet_peaks(name: str, *, reason: str) -> Peaks | None:
         name: As the driver names it, e.g. `NVIDIA H200`.
         reason: Why they are not measured.
     """
-    sheet = next((row for row in DATASHEETS if row.pattern in name), None)
+    sheet = next((row for row in DATASHEETS if name.removeprefix("NVIDIA ") in row.names), None)
     if sheet is None:
         return None
     compute = {"float32": sheet.float32, "tf32": sheet.tf32, "bfloat16": sheet.half, "float16": sheet.half}
     return Peaks(
         device=name,
         source="datasheet",
+        datasheet=sheet.sheet,
         compute_tflops=compute,
         bandwidth_gb_per_s=sheet.bandwidth_gb_per_s,
         reason=reason,

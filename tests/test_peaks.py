@@ -1,6 +1,7 @@
 """Peaks of a device: measured once, kept, read again; the data sheet where that fails."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -100,17 +101,47 @@ def test_what_cannot_be_measured_is_from_the_data_sheet_and_says_so(monkeypatch,
         ("NVIDIA A100-SXM4-80GB", 2039),
         ("NVIDIA L40S", 864),
         ("NVIDIA L4", 300),
-        ("NVIDIA GeForce RTX 4090", 1008),
-        ("NVIDIA B200", 8000),
+        ("A100-PCIE-40GB", 1555),
+        ("NVIDIA A100 80GB PCIe", 1935),
     ],
 )
 def test_data_sheets_are_found_by_the_drivers_name(name, bandwidth):
     assert datasheet_peaks(name, reason="").bandwidth_gb_per_s == bandwidth
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("NVIDIA GH200 480GB", "NVIDIA GB200", "NVIDIA B200", "NVIDIA H200 NVL", "NVIDIA H200 MIG 1g.18gb"),
+        *("NVIDIA RTX A1000", "NVIDIA L40", "NVIDIA GeForce RTX 4090", "Tesla T4", ""),
+    ],
+)
+def test_device_that_is_only_named_alike_has_no_data_sheet(name):
+    assert datasheet_peaks(name, reason="") is None
+
+
 def test_data_sheets_are_in_order_of_precision():
     for sheet in DATASHEETS:
         assert 1 < sheet.float32 <= sheet.tf32 < sheet.half
+
+
+def test_figures_are_those_that_the_sheet_states_and_dense():
+    """Each row quotes its sheet; figures quoted with sparsity are twice those of the row."""
+    for sheet in DATASHEETS:
+        quoted = re.search(r"FP32 ([\d.]+), TF32 ([\d.,]+) and BF16 ([\d.,]+) (with|without) sparsity", sheet.sheet)
+        float32, tf32, half = (float(text.replace(",", "")) for text in quoted.groups()[:3])
+        ratio = 2 if quoted[4] == "with" else 1
+        assert (sheet.float32, sheet.tf32 * ratio, sheet.half * ratio) == (float32, tf32, half), sheet.names
+        amount, unit = re.search(r"([\d.,]+) (TB/s|GB/s)", sheet.sheet).groups()
+        assert sheet.bandwidth_gb_per_s == pytest.approx(
+            float(amount.replace(",", "")) * (1000 if unit == "TB/s" else 1)
+        )
+        assert datasheet_peaks(f"NVIDIA {sheet.names[0]}", reason="").datasheet == sheet.sheet
+
+
+def test_no_device_has_two_data_sheets():
+    names = [name for sheet in DATASHEETS for name in sheet.names]
+    assert len(names) == len(set(names))
 
 
 @pytest.mark.gpu

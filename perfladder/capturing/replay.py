@@ -145,23 +145,19 @@ class Replay:
             names=("in the pipeline", "in the replay"),
         )
 
-    def time_ms(self, call: CapturedCall, repeats: int, evictor: Evictor | None = None) -> list[float]:
-        """Time repeats of one call, by device events where there is a device.
+    def time_ms(self, call: CapturedCall, evictor: Evictor | None = None) -> float:
+        """Restore one call and time it, by device events where there is a device.
 
         Args:
             call: Which one.
-            repeats: How often.
-            evictor: Empties the caches before each of them.
+            evictor: Empties the caches before it.
         """
-        samples = []
-        for _ in range(repeats):
-            args, kwargs = self.prepare(call)
-            if evictor is not None:
-                evictor.evict()
-                self.loaded.synchronize()
-            with self.settings(call):
-                samples.append(self._time_once(args, kwargs))
-        return samples
+        args, kwargs = self.prepare(call)
+        if evictor is not None:
+            evictor.evict()
+            self.loaded.synchronize()
+        with self.settings(call):
+            return self._time_once(args, kwargs)
 
     def _time_once(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
         if self.loaded.device.type == "cpu":

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from perfladder.functional.compiled import region_name
+from perfladder.functional.launch_sites import name_launch
 from perfladder.functional.names import NO_CALL
 from perfladder.functional.samples import SAMPLING_KIND, FunctionData, num_bytes, tensors_in
 from perfladder.functional.sites import ModuleSites
@@ -57,8 +58,8 @@ class Rows:
 
     @property
     def attributed_us(self) -> float:
-        """Time of those that a named call launched, or a compiled region."""
-        named = self._table.function[self._chosen] >= 0
+        """Time of those that a named call launched, a compiled region, or a line of the program."""
+        named = (self._table.function[self._chosen] >= 0) | (self._table.launch_site[self._chosen] >= 0)
         opaque = np.array([name in self._opaque for name in self._module_names()], bool)
         return float(self._table.duration_ns[self._chosen[named | opaque]].sum()) / _NS_PER_US
 
@@ -77,6 +78,10 @@ class Rows:
         names = self._table.trace.names
         return [names[index] if index >= 0 else absent for index in self._name_ids(positions)[self._chosen]]
 
+    def _label_names(self, positions: IntArray) -> list[str]:
+        labels = [self._table.labels[i] if i >= 0 else None for i in self._name_ids(positions)[self._chosen]]
+        return [label.name if label else NO_CALL for label in labels]
+
     def frame(self) -> DataFrame:
         """Return them as a frame of `PROFILE_COLUMNS`, in the order of their start."""
         import pandas as pd
@@ -84,14 +89,19 @@ class Rows:
         table, chosen, trace = self._table, self._chosen, self._table.trace
         event = table.event[chosen]
         kernels = [trace.names[index] for index in trace.name_id[event]]
-        modules, operators = self._module_names(), self._names(table.outer_operator, NO_OPERATOR)
         inner_operators = self._names(table.operator, NO_OPERATOR)
-        labels = [table.labels[i] if i >= 0 else None for i in self._name_ids(table.function)[chosen]]
-        functions = [label.name if label else NO_CALL for label in labels]
+        modules, operators = self._module_names(), self._names(table.outer_operator, NO_OPERATOR)
+        if table.is_host:  # the runtime of a compiled function is an entry, though no operator that code calls
+            pairs = zip(operators, inner_operators, strict=True)
+            operators = [inner if outer == NO_OPERATOR else outer for outer, inner in pairs]
+        functions = self._label_names(table.function)
+        launch_sites = self._label_names(table.launch_site)
         for index, name in enumerate(modules):
             if name in self._opaque and functions[index] == NO_CALL:
                 operators[index] = inner_operators[index]
                 functions[index] = region_name(name, kernels[index], operators[index])
+            elif functions[index] == NO_CALL and launch_sites[index] != NO_CALL:
+                functions[index] = name_launch(kernels[index], launch_sites[index])
         frame = pd.DataFrame(
             {
                 "module_name": pd.Series(modules, dtype="str"),

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from perfladder import _torch_private
+from perfladder.functional.launch_sites import mark_launch_sites
 from perfladder.functional.mode import FunctionObserver, OnCall
 from perfladder.functional.sites import ModuleSites, same_path_as_without_mode
 from perfladder.instrument import instrument
@@ -24,7 +25,7 @@ def record_marked(
     activities: Sequence[str] | None = None,
     on_call: OnCall | None = None,
 ) -> tuple[Trace, list[ResultWarning]]:
-    """Run once in a window with named calls marked, which slows the host: quote no duration of the run from it.
+    """Run once in a window with named calls and launches marked, which slows the host: quote no duration from it.
 
     Args:
         path: Where the trace goes.
@@ -42,6 +43,7 @@ def record_marked(
     with (
         record_window(path, activities=activities, all_threads=all_threads) as window,
         same_path_as_without_mode(sites),
+        mark_launch_sites(),
         instrument(sites.sites, observer) as state,
     ):
         run()

@@ -69,6 +69,11 @@ class ProfileWarningCode(ExplainedCode):
         "FUNCTIONS_NOT_MARKED",
         "The pass that marks named calls failed, so kernels have an operator and a module, and no function.",
     )
+    GRAPH_KERNELS_NOT_PAIRED = (
+        "GRAPH_KERNELS_NOT_PAIRED",
+        "Kernels ran from CUDA graphs, and a pass without graphs could not be made or does not launch the same ones, "
+        "so they have a module and no operator.",
+    )
     SAMPLES_LEFT_OUT = (
         "SAMPLES_LEFT_OUT",
         "Inputs of some calls were not kept: they would have passed the budget, or could not be copied.",

@@ -14,6 +14,7 @@ from perfladder.findings import collect_findings, smallest_next_experiment
 from perfladder.ladder import RUNGS, load_results
 from perfladder.models import SCHEMA_VERSION, Model, ResultWarning
 from perfladder.peaks import Peaks
+from perfladder.profiling.graph_rows import GraphRow
 from perfladder.report.load import LoadView
 from perfladder.rundir import RunDirectory, RunRecord, read_model
 from perfladder.rungs.base import R, RungResult
@@ -113,6 +114,7 @@ class KernelTableView(Model):
     by_operator: list[Share]
     by_function: list[Share] = []
     by_block: list[Share]
+    graphs: list[GraphRow] = []
     families: list[FamilyRow]
     copies: list[CopySite]
     synchronizations: list[SyncSite]

@@ -10,24 +10,21 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from pydantic import Field
 
+from perfladder.capturing.rounds import Caches, TimingVerdict, judge_rounds, time_rounds
 from perfladder.capturing.store import CapturedCall, Manifest
 from perfladder.environment import take_snapshot
 from perfladder.errors import RungError
 from perfladder.models import Model, ResultWarning
 from perfladder.rungs.base import RungContext, RungResult
 from perfladder.rungs.capture import CaptureResult
-from perfladder.stats import Interval, Samples, bootstrap_interval, ratio_of_medians
+from perfladder.stats import Interval, Samples
 from perfladder.target import LoadedTarget
 from perfladder.timing.memory import peak_device_memory, reset_peak_memory
 
 if TYPE_CHECKING:
     from perfladder.capturing.compare import Difference
-    from perfladder.capturing.evict import Evictor
     from perfladder.capturing.replay import Replay
 
-_WARMUP_REPEATS = 3
-TIMING_TOLERANCE = 0.05
-"""A replay is faithful in time if its ratio to the pipeline is within 1 +- this, not if its interval is outside."""
 SHORT_CALL_MS = 25.0
 """Calls shorter than this are timed with emptied caches too: in a pipeline other stages run between two of them."""
 _CLOCK_TOLERANCE = 0.03
@@ -38,7 +35,7 @@ class HarnessRequest(Model):
     """Which capture to replay, and how often."""
 
     folder: str
-    repeats: int = Field(default=20, gt=0, description="Timed repeats of each captured call.")
+    repeats: int = Field(default=20, gt=0, description="Rounds in which each captured call is timed.")
     path: str | None = Field(default=None, description="Where the stage is on the target; None: where it was captured.")
     synthetic: bool = Field(default=False, description="Random numbers in place of the captured ones.")
 
@@ -73,14 +70,14 @@ class HarnessResult(RungResult):
     signature: dict[str, str] = {}
     calls: list[CallReplay] = []
     parity: Literal["exact", "within_tolerance", "different"] | None = None
-    caches: Literal["warm", "evicted"] = Field(
+    caches: Caches = Field(
         default="warm", description="Which of the two timings comes nearer to the pipeline; the ratio is of that one."
     )
     timing_ratio: float | None = Field(default=None, description="Replayed over in-pipeline time, medians.")
     timing_ratio_interval: Interval | None = None
     warm_timing_ratio: float | None = None
     evicted_timing_ratio: float | None = None
-    is_timing_faithful: bool | None = Field(default=None, description="None where the interval cannot tell.")
+    is_timing_faithful: bool | None = Field(default=None, description="None where the samples cannot tell.")
     is_faithful: bool | None = Field(default=None, description="Same output and same duration; None if undecided.")
     unfaithful_because: list[str] = []
     peak_device_allocated_bytes: int | None = Field(default=None, description="Weights of the stage included.")
@@ -108,7 +105,7 @@ def run(context: RungContext, request: HarnessRequest | None = None) -> HarnessR
 
 
 def measure(loaded: LoadedTarget, request: HarnessRequest) -> HarnessResult:
-    """Replay each captured call: compare what comes of it twice, then time it.
+    """Replay each captured call: compare what comes of it twice, then time all of them in turn.
 
     Raises:
         CaptureError: The capture cannot be used.
@@ -126,11 +123,24 @@ def measure(loaded: LoadedTarget, request: HarnessRequest) -> HarnessResult:
     evictor = Evictor(loaded.device) if is_short else None
     reset_peak_memory(loaded)
     with replay:
-        calls = [_replay_call(replay, call, request.repeats, evictor) for call in manifest.calls]
+        compared = [_compare(replay, call) for call in manifest.calls]
+        timed = time_rounds(manifest.calls, request.repeats, replay.time_ms, evictor)
     allocated, _ = peak_device_memory(loaded)
     if allocated is not None and evictor is not None:
         allocated -= evictor.num_bytes
-    timing = _Timing.of(calls)
+    calls = [
+        CallReplay(
+            index=call.index,
+            run=call.run,
+            parity=call_parity,
+            second_replay_differs=differs,
+            in_pipeline_ms=Samples(launches=[call.in_pipeline_ms]),
+            replayed_ms=Samples(launches=[timed.warm[index]]),
+            evicted_ms=None if timed.evicted is None else Samples(launches=[timed.evicted[index]]),
+        )
+        for index, (call, (call_parity, differs)) in enumerate(zip(manifest.calls, compared, strict=True))
+    ]
+    timing = judge_rounds(timed, [call.in_pipeline_ms for call in manifest.calls])
     parity = _parity_of(calls)
     reasons = [*_output_reasons(calls), *_timing_reasons(timing, manifest)]
     is_real = not request.synthetic and not manifest.is_redacted
@@ -150,67 +160,16 @@ def measure(loaded: LoadedTarget, request: HarnessRequest) -> HarnessResult:
         unfaithful_because=reasons,
         peak_device_allocated_bytes=allocated,
         peak_host_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        warnings=_warnings(manifest, loaded, is_real=is_real),
+        warnings=[*_speed_warnings(timing), *_warnings(manifest, loaded, is_real=is_real)],
     )
 
 
-def judge_timing(ratio: float, interval: Interval) -> bool | None:
-    """Whether a replay takes as long as the pipeline's calls did; None if the samples cannot tell."""
-    if abs(ratio - 1) <= TIMING_TOLERANCE:
-        return True
-    is_outside = interval.low > 1 + TIMING_TOLERANCE or interval.high < 1 - TIMING_TOLERANCE
-    return False if is_outside else None
-
-
-class _Timing(Model):
-    """How long the replays take against the pipeline's calls, with warm caches and with empty ones."""
-
-    caches: Literal["warm", "evicted"]
-    ratio: float
-    interval: Interval
-    warm_ratio: float
-    evicted_ratio: float | None
-    is_faithful: bool | None
-    reference_spread: float
-
-    @classmethod
-    def of(cls, calls: Sequence[CallReplay]) -> _Timing:
-        """Sum the calls, and take of both timings the one that is nearer to the pipeline's."""
-        in_pipeline = np.sum([call.in_pipeline_ms.values for call in calls], axis=0)
-        sides: dict[Literal["warm", "evicted"], list[float]] = {
-            "warm": np.sum([call.replayed_ms.values for call in calls], axis=0).tolist()
-        }
-        evicted = [call.evicted_ms.values for call in calls if call.evicted_ms is not None]
-        if len(evicted) == len(calls):
-            sides["evicted"] = np.sum(evicted, axis=0).tolist()
-        ratios = {name: float(np.median(side) / np.median(in_pipeline)) for name, side in sides.items()}
-        caches = min(ratios, key=lambda name: abs(ratios[name] - 1))
-        interval = bootstrap_interval(ratio_of_medians, sides[caches], in_pipeline.tolist())
-        return cls(
-            caches=caches,
-            ratio=ratios[caches],
-            interval=interval,
-            warm_ratio=ratios["warm"],
-            evicted_ratio=ratios.get("evicted"),
-            is_faithful=judge_timing(ratios[caches], interval),
-            reference_spread=float((in_pipeline.max() - in_pipeline.min()) / np.median(in_pipeline)),
-        )
-
-
-def _replay_call(replay: Replay, call: CapturedCall, repeats: int, evictor: Evictor | None) -> CallReplay:
+def _compare(replay: Replay, call: CapturedCall) -> tuple[Parity | None, bool]:
+    """Replay a call twice: how what comes of it compares with the pipeline's, and whether the second one differs."""
     first = replay.differences(call, replay.replay(call))
     second = replay.differences(call, replay.replay(call))
-    replay.time_ms(call, _WARMUP_REPEATS)
     is_real = not replay.is_synthetic and not replay.manifest.is_redacted
-    return CallReplay(
-        index=call.index,
-        run=call.run,
-        parity=parity_of(first) if is_real else None,
-        second_replay_differs=second != first,
-        in_pipeline_ms=Samples(launches=[call.in_pipeline_ms]),
-        replayed_ms=Samples(launches=[replay.time_ms(call, repeats)]),
-        evicted_ms=Samples(launches=[replay.time_ms(call, repeats, evictor)]) if evictor else None,
-    )
+    return parity_of(first) if is_real else None, second != first
 
 
 def parity_of(differences: dict[str, Difference]) -> Parity:
@@ -246,7 +205,7 @@ def _output_reasons(calls: Sequence[CallReplay]) -> list[str]:
     return reasons
 
 
-def _timing_reasons(timing: _Timing, manifest: Manifest) -> list[str]:
+def _timing_reasons(timing: TimingVerdict, manifest: Manifest) -> list[str]:
     """Why the duration is another one, as far as it can be told."""
     if timing.is_faithful is not False:
         return []
@@ -271,6 +230,13 @@ def _timing_reasons(timing: _Timing, manifest: Manifest) -> list[str]:
         )
     causes.append("the allocator's state, or what runs beside the stage there, may differ too")
     return [f"{change}: {'; '.join(causes)}."]
+
+
+def _speed_warnings(timing: TimingVerdict) -> list[ResultWarning]:
+    if timing.speed_change is None:
+        return []
+    message = f"{timing.speed_change} Whether it takes as long as in the pipeline is undecided."
+    return [ResultWarning(code="REPLAY_SPEED_CHANGED", message=message)]
 
 
 def _output_signature(manifest: Manifest) -> dict[str, str]:

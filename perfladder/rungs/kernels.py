@@ -1,7 +1,11 @@
-"""Rung 4, kernel attribution: which kernels, from which call and module? Cost: one profiled replay, passed twice."""
+"""Rung 4, kernel attribution: which kernels, from which call and module? Cost: one profiled replay, passed twice.
+
+Where CUDA graphs replay, a further pass without them tells what their kernels are.
+"""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -12,6 +16,7 @@ from perfladder.errors import RungError, WorkloadError
 from perfladder.instrument import instrument
 from perfladder.models import Model, ResultWarning
 from perfladder.peaks import Peaks, find_peaks
+from perfladder.profiling.graph_rows import GraphRow, split_by_replay, summarize_replays
 from perfladder.profiling.kernel_evidence import add_idle, collect_evidence
 from perfladder.profiling.warnings import ProfileWarningCode, instrumentation_warnings, trace_warnings, warn
 from perfladder.rungs.base import RungContext, RungResult
@@ -23,7 +28,8 @@ from perfladder.target import LoadedTarget
 from perfladder.trace.attribution import attribute
 from perfladder.trace.copies import CopySite
 from perfladder.trace.critical import Boundness
-from perfladder.trace.kernels import KernelSummary, list_kernels, summarize_kernels
+from perfladder.trace.graphs import GraphReplay
+from perfladder.trace.kernels import KernelSummary, KernelTable, list_kernels, summarize_kernels
 from perfladder.trace.labels import RUN_KIND, WARMUP_KIND
 from perfladder.trace.launches import FamilyRow
 from perfladder.trace.ranking import MODEL, RankedGroup
@@ -40,8 +46,11 @@ if TYPE_CHECKING:
 
 TRACE_FILE = "kernels.trace.json"
 FUNCTIONS_TRACE_FILE = "functions.trace.json"
+GRAPH_OFF_TRACE_FILE = "graph-off.trace.json"
 _MAX_ROWS = 500
 _BLOCK_DEPTH = 2
+_NO_OPERATOR = "(no operator)"
+_GRAPH_LAUNCH = "(CUDA graph launch)"
 
 
 class KernelsRequest(Model):
@@ -80,7 +89,8 @@ class KernelsResult(RungResult):
     )
     attributed_share_by_function: float | None = Field(
         default=None,
-        description="The part assigned to a named call, or a compiled region, of a module; None if no call was marked.",
+        description="The part assigned to a named call, a compiled region or a launch site of a module; None if none "
+        "was marked.",
     )
     unprofiled_ms: float | None = None
     device_busy_ms: float | None = None
@@ -91,6 +101,7 @@ class KernelsResult(RungResult):
     by_function: list[Share] = Field(default=[], description="By the named call; empty if none was marked.")
     by_module: list[Share] = []
     by_block: list[Share] = []
+    graphs: list[GraphRow] = Field(default=[], description="CUDA graph replays, by the region that makes them.")
     families: list[FamilyRow] = Field(default=[], description="By what the kernels do.")
     copies: list[CopySite] = Field(default=[], description="By kind and call site.")
     synchronizations: list[SyncSite] = Field(default=[], description="Where the stage made the host wait.")
@@ -133,9 +144,11 @@ def measure(loaded: LoadedTarget, request: KernelsRequest) -> KernelsResult:
     """
     from perfladder import _torch_private
     from perfladder.capturing.replay import Replay
+    from perfladder.functional.rows import name_functions, share_by_function, split_by_function
     from perfladder.profiling.observers import Annotator
     from perfladder.trace.record import record_window, span
 
+    deadline = time.monotonic() + loaded.workload.timeout_s
     replay = Replay(loaded, Path(request.folder))
     call = replay.manifest.calls[len(replay.manifest.calls) // 2]
     site, path, sites = replay.site, Path(request.trace_path), _sites(replay)
@@ -150,9 +163,10 @@ def measure(loaded: LoadedTarget, request: KernelsRequest) -> KernelsResult:
         # Marking calls slows the host, so that is a pass of its own: no time of the host comes from it.
         marked, marking_warnings = _marked(replay, call, request, sites)
         counted, uncounted = _count_work(replay, call, sites)
-    trace = window.read()
-    attribution = attribute(trace)
-    table = list_kernels(trace, attribution, only_runs=True)
+        trace = window.read()
+        attribution = attribute(trace)
+        table = list_kernels(trace, attribution, only_runs=True)
+        replays, graph_warnings = _pair_replays(replay, call, request, sites, table, deadline)
     report, timeline = report_regions(trace, attribution), report_timeline(trace, attribution)
     peaks = find_peaks(loaded.device, None if request.cache_folder is None else Path(request.cache_folder))
     evidence = collect_evidence(
@@ -166,12 +180,11 @@ def measure(loaded: LoadedTarget, request: KernelsRequest) -> KernelsResult:
         busy_ms=busy_ms(report),
         stage_share=request.stage_share,
     )
-    rows = evidence.kernels
-    functions: list[str] = []
+    rows = split_by_replay(evidence.kernels, replays, request.repeats)
     if marked:
-        rows = _split_by_function(rows, summarize_kernels(list_kernels(marked, only_runs=True)))
-        functions = _functions(rows, sites)
+        rows = split_by_function(rows, summarize_kernels(list_kernels(marked, only_runs=True)))
     modules = [_module(row) for row in rows]
+    functions = name_functions(rows, modules, sites.opaque_names) if marked else []
     return KernelsResult(
         stage=replay.manifest.stage,
         kind="operators" if table.is_host else "kernels",
@@ -179,16 +192,17 @@ def measure(loaded: LoadedTarget, request: KernelsRequest) -> KernelsResult:
         repeats=request.repeats,
         total_us=table.total_us / request.repeats,
         attributed_share=sum(row.share for row in rows if row.region is not None and row.operator is not None),
-        attributed_share_by_function=_share_by_function(rows, functions) if marked else None,
+        attributed_share_by_function=share_by_function(rows, functions) if marked else None,
         unprofiled_ms=request.unprofiled_ms,
         device_busy_ms=busy_ms(report),
         num_kernels=table.num_kernels // request.repeats,
         kernels=rows[:_MAX_ROWS],
         by_kernel=_shares(rows, [row.kernel for row in rows]),
-        by_operator=_shares(rows, [row.outer_operator or row.operator or "(no operator)" for row in rows]),
+        by_operator=_shares(rows, [_operator(row) for row in rows]),
         by_function=_shares(rows, functions) if marked else [],
         by_module=_shares(rows, modules),
         by_block=_shares(rows, [_block(path, site.path) for path in modules]),
+        graphs=summarize_replays(replays, request.repeats),
         families=evidence.families,
         copies=evidence.copies,
         synchronizations=evidence.synchronizations,
@@ -201,13 +215,14 @@ def measure(loaded: LoadedTarget, request: KernelsRequest) -> KernelsResult:
         ranking=evidence.ranking[:_MAX_ROWS],
         operator_ranking=evidence.operator_ranking[:_MAX_ROWS],
         timeline=timeline,
-        artifacts={"trace": path.name} | ({"functions_trace": FUNCTIONS_TRACE_FILE} if marked else {}),
+        artifacts=_artifacts(path, is_marked=marked is not None),
         warnings=[
             *instrumentation_warnings(state),
             *trace_warnings(trace.warnings),
             *trace_warnings(report.warnings),
             *uncounted,
             *marking_warnings,
+            *graph_warnings,
         ],
     )
 
@@ -225,6 +240,13 @@ def _count_work(
     except WorkloadError as error:
         message = f"The work of the operators was not counted, so no roofline is known: {error}"
         return [], [ResultWarning(code="WORK_NOT_COUNTED", message=message)]
+
+
+def _artifacts(path: Path, *, is_marked: bool) -> dict[str, str]:
+    further = {"functions_trace": FUNCTIONS_TRACE_FILE} if is_marked else {}
+    if path.with_name(GRAPH_OFF_TRACE_FILE).is_file():
+        further["graph_off_trace"] = GRAPH_OFF_TRACE_FILE
+    return {"trace": path.name, **further}
 
 
 def _stage_share(stages: StagesResult | None, name: str | None) -> float | None:
@@ -271,55 +293,31 @@ def _marked(
         return None, [warn(ProfileWarningCode.FUNCTIONS_NOT_MARKED, f"Marking named calls failed: {error}")]
 
 
-def _split_by_function(rows: list[KernelSummary], marked: list[KernelSummary]) -> list[KernelSummary]:
-    """The rows of the plain pass, each divided among the calls that its kernels came from in the marked pass.
+def _pair_replays(
+    replay: Replay, call: CapturedCall, request: KernelsRequest, sites: ModuleSites, table: KernelTable, deadline: float
+) -> tuple[list[GraphReplay], list[ResultWarning]]:
+    """Find CUDA graph replays, and replay the call without graphs if there are any."""
+    from torch import nn
 
-    So that all tables add up to the plain pass; what the marked pass has not seen stays without a call.
-    """
-    parts: dict[tuple[str | None, ...], list[KernelSummary]] = {}
-    for row in marked:
-        parts.setdefault(_origin(row), []).append(row)
-    found = []
-    for row in rows:
-        seen = parts.get(_origin(row)) or [row]
-        whole_us, whole_count = sum(part.total_us for part in seen), sum(part.count for part in seen)
-        for part in seen:
-            time_frac = part.total_us / whole_us if whole_us else 1 / len(seen)
-            changes = {
-                "function": part.function,
-                "count": max(1, round(row.count * part.count / whole_count)) if whole_count else row.count,
-                "total_us": row.total_us * time_frac,
-                "share": row.share * time_frac,
-                "possible_win_us": None if row.possible_win_us is None else row.possible_win_us * time_frac,
-            }
-            found.append(row.model_copy(update=changes))
-    return sorted(found, key=lambda row: -row.total_us)
+    from perfladder.instrument import named_modules_of
+    from perfladder.profiling.graph_pass import GraphPass, pair_replays
+
+    owner = replay.site.owner
+    roots = [owner] if isinstance(owner, nn.Module) else [module for _, module in named_modules_of(owner)]
+    plan = GraphPass(
+        path=Path(request.trace_path).with_name(GRAPH_OFF_TRACE_FILE),
+        sites=sites,
+        modules=[module for root in roots for module in root.modules()],
+        warm_up=lambda: replay.replay(call),
+        run=lambda: _repeat(replay, call, 1),
+        activities=replay.loaded.activities,
+        deadline=deadline,
+    )
+    return pair_replays(table, plan)
 
 
-def _origin(row: KernelSummary) -> tuple[str | None, ...]:
-    return row.kernel, row.operator, row.outer_operator, row.region
-
-
-def _functions(rows: list[KernelSummary], sites: ModuleSites) -> list[str]:
-    """The named call or compiled region of each row."""
-    from perfladder.functional.compiled import region_name
-    from perfladder.functional.names import NO_CALL
-
-    opaque = sites.opaque_names
-    names = []
-    for row in rows:
-        module = _module(row)
-        is_opaque = row.function is None and row.region is not None and module in opaque
-        region = region_name(module, row.kernel, row.operator or "") if is_opaque else NO_CALL
-        names.append(row.function or region)
-    return names
-
-
-def _share_by_function(rows: list[KernelSummary], functions: list[str]) -> float:
-    from perfladder.functional.names import NO_CALL
-
-    named = zip(rows, functions, strict=True)
-    return sum(row.share for row, name in named if row.region is not None and name != NO_CALL)
+def _operator(row: KernelSummary) -> str:
+    return row.outer_operator or row.operator or (_GRAPH_LAUNCH if row.is_from_graph else _NO_OPERATOR)
 
 
 def _module(row: KernelSummary) -> str:

@@ -8,12 +8,12 @@ from typing import Final
 
 import numpy as np
 
-from perfladder.trace.labels import FUNCTION_KIND, GC_KIND, RUN_KIND, STEP_KIND, WARMUP_KIND, Label
+from perfladder.trace.labels import FUNCTION_KIND, GC_KIND, LAUNCH_KIND, RUN_KIND, STEP_KIND, WARMUP_KIND, Label
 from perfladder.trace.model import ABSENT, BoolArray, Category, IntArray, Trace
 from perfladder.trace.nesting import ROOT, Forest
 
 _RUN_KINDS: Final = (RUN_KIND, STEP_KIND)
-_SPECIAL_KINDS: Final = frozenset({*_RUN_KINDS, GC_KIND, FUNCTION_KIND, WARMUP_KIND})
+_SPECIAL_KINDS: Final = frozenset({*_RUN_KINDS, GC_KIND, FUNCTION_KIND, LAUNCH_KIND, WARMUP_KIND})
 MANAGED_KINDS: Final = frozenset({"aot_module", "jit_module"})
 """Kinds of regions that a surrounding region does not swallow in the flat set: the surrounding one is entered."""
 NONE: Final = -1

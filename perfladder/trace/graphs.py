@@ -29,10 +29,12 @@ class ReplayedKernel(Row):
         outer_operator: Outermost operator inside the region.
         function: Named call around it, if these were marked.
         region: Region id of the nearest module there.
+        is_paired: Whether there is such a kernel.
     """
 
     kernel: str
     duration_us: float
+    is_paired: bool = False
     operator: str | None = None
     outer_operator: str | None = None
     function: str | None = None
@@ -44,27 +46,32 @@ class GraphReplay(Row):
 
     Attributes:
         region: Region that replayed it.
+        operator: Innermost operator around the replay.
+        outer_operator: Outermost operator around it, inside the region.
         run: Number of the run.
         kernels: Its kernels, copies and fills in the order of their start.
         confidence: Share of them that the window without graphs has in the same order, from 0 to 1; below 1 the rest
-            is not attributed, and repeated names may be paired with another one of the same name.
+            is not attributed, and repeated names may be paired with another one of the same name. None if there is no
+            such window.
     """
 
     region: str | None
+    operator: str | None = None
+    outer_operator: str | None = None
     run: int | None
     kernels: list[ReplayedKernel]
-    confidence: float
+    confidence: float | None
 
 
-def attribute_replays(graphed: KernelTable, plain: KernelTable) -> list[GraphReplay]:
+def attribute_replays(graphed: KernelTable, plain: KernelTable | None) -> list[GraphReplay]:
     """Pair the kernels of each graph replay with those of one run without graphs, by the sequence of their names.
 
     Args:
         graphed: The window with replays.
         plain: The same work without graphs, on the same device; its last run is taken, or all of it if it has no runs.
+            What graphs launched there is left out. None pairs nothing.
     """
-    order = _in_order(plain, np.flatnonzero(plain.run == plain.run.max()) if plain.num_kernels else np.arange(0))
-    pattern = [plain.row(index) for index in order]
+    pattern = [] if plain is None else [plain.row(index) for index in _plain_order(plain)]
     known: dict[tuple[str, ...], list[KernelRow | None]] = {}
     found = []
     for replay in _replays(graphed):
@@ -72,8 +79,17 @@ def attribute_replays(graphed: KernelTable, plain: KernelTable) -> list[GraphRep
         names = tuple(row.kernel for row in rows)
         if names not in known:
             known[names] = _pair(names, pattern)
-        found.append(_describe(rows, known[names]))
+        replay_found = _describe(rows, known[names])
+        found.append(replay_found if plain is not None else replay_found.model_copy(update={"confidence": None}))
     return found
+
+
+def _plain_order(table: KernelTable) -> list[int]:
+    """Return the entries of one run that no graph launched, in order."""
+    if not table.num_kernels:
+        return []
+    replayed = [index for replay in _replays(table) for index in replay]
+    return _in_order(table, np.setdiff1d(np.flatnonzero(table.run == table.run.max()), replayed))
 
 
 def _in_order(table: KernelTable, entries: IntArray) -> list[int]:
@@ -108,12 +124,15 @@ def _describe(replay: list[KernelRow], source: list[KernelRow | None]) -> GraphR
         ReplayedKernel(
             kernel=row.kernel,
             duration_us=row.duration_us,
+            is_paired=found is not None,
             **({} if found is None else found.model_dump(include={"operator", "outer_operator", "function", "region"})),
         )
         for row, found in zip(replay, source, strict=True)
     ]
     return GraphReplay(
         region=replay[0].region,
+        operator=replay[0].operator,
+        outer_operator=replay[0].outer_operator,
         run=replay[0].run,
         kernels=kernels,
         confidence=sum(found is not None for found in source) / len(replay),

@@ -1,7 +1,8 @@
 """One row a kernel: from which operator, function and region it came, when it was launched, and when it ran.
 
 On a trace without device work the "kernels" are the operators that call no others; the self time of those that do is
-reported beside them, so that both add up to the time in operators.
+reported beside them, so that both add up to the time in operators. What the runtime of `torch.compile` takes for itself
+is among them under one name (`trace.dynamo`), so that the sum is whole.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from typing import Final
 import numpy as np
 
 from perfladder.trace.attribution import Attribution, attribute
+from perfladder.trace.dynamo import find_wrappers, with_runtime_as_one
 from perfladder.trace.families import FAMILIES, families_of
-from perfladder.trace.labels import FUNCTION_KIND, Label
+from perfladder.trace.labels import FUNCTION_KIND, LAUNCH_KIND, Label
 from perfladder.trace.model import BoolArray, Category, IntArray, Trace
 from perfladder.trace.rows import Row
 from perfladder.trace.sums import FloatArray, count_by, longest_by, number_combinations, sum_by
@@ -34,8 +36,10 @@ class KernelTable:
         event: Index into the trace.
         duration_ns: Duration of the kernel, or self time of the operator: so the entries never overlap.
         operator: Position (in `trace.forest`) of the innermost operator, or -1.
-        outer_operator: Position of the outermost operator inside the innermost region, or -1.
+        outer_operator: Position of the outermost operator inside the innermost region, or -1; what the runtime of
+            `torch.compile` puts around operators is none.
         function: Position of the innermost span of a functional call, or -1.
+        launch_site: Position of the span that names the line which launched it, or -1.
         region: Position of the innermost region: the nearest module, or -1.
         run: Number of the run, or -1.
         launch: Position of the launching call, or -1.
@@ -51,6 +55,7 @@ class KernelTable:
     operator: IntArray
     outer_operator: IntArray
     function: IntArray
+    launch_site: IntArray
     region: IntArray
     run: IntArray
     launch: IntArray
@@ -71,7 +76,7 @@ class KernelTable:
         label = self.labels[self.trace.forest.name_id[position]] if position >= 0 else None
         if label is None:
             return None
-        return label.name if label.kind == FUNCTION_KIND else label.region_id
+        return label.name if label.kind in (FUNCTION_KIND, LAUNCH_KIND) else label.region_id
 
     def row(self, index: int) -> KernelRow:
         """Return one entry as a row of names and microseconds."""
@@ -83,6 +88,7 @@ class KernelTable:
             operator=_name(trace, int(self.operator[index])),
             outer_operator=_name(trace, int(self.outer_operator[index])),
             function=self._label(int(self.function[index])),
+            launch_site=self._label(int(self.launch_site[index])),
             region=self._label(int(self.region[index])),
             run=None if self.run[index] < 0 else int(self.run[index]),
             device=None if self.is_host or trace.device[event] < 0 else int(trace.device[event]),
@@ -103,6 +109,7 @@ class KernelRow(Row):
         operator: Innermost operator that launched it.
         outer_operator: Outermost operator inside the region: what the module's code called.
         function: `torch.nn.functional` call around it, if these were marked.
+        launch_site: Line of the program that launched it, if it is a Triton kernel and launches were marked.
         region: Region id of the nearest module or method.
         run: Number of the run.
         device: Index of the device.
@@ -118,6 +125,7 @@ class KernelRow(Row):
     operator: str | None
     outer_operator: str | None
     function: str | None
+    launch_site: str | None = None
     region: str | None
     run: int | None
     device: int | None
@@ -137,6 +145,8 @@ class KernelSummary(Row):
         operator: Innermost operator.
         outer_operator: Outermost operator inside the region.
         function: Functional call.
+        launch_site: Line of the program that launched it, e.g. `models/net.py:42 (Net.forward)`, if it is a Triton
+            kernel of the program's own; None otherwise, and where launches were not marked.
         region: Region id.
         count: Number of launches.
         total_us: Sum of durations.
@@ -145,6 +155,9 @@ class KernelSummary(Row):
         family: What it does, e.g. `gemm`.
         possible_win_us: What it could win end to end, by `trace.ranking`; None if that was not asked for.
         example_event: Index into the trace of the longest one, to look up its arguments.
+        is_from_graph: Whether a CUDA graph's replay launched it; `trace.graphs` and a pass without graphs then tell
+            where it comes from.
+        confidence: How surely, as `GraphReplay.confidence`; 0 if it is not found there, None without such a pass.
     """
 
     kernel: str
@@ -152,6 +165,7 @@ class KernelSummary(Row):
     operator: str | None
     outer_operator: str | None
     function: str | None
+    launch_site: str | None = None
     region: str | None
     count: int
     total_us: float
@@ -160,6 +174,8 @@ class KernelSummary(Row):
     family: str = "other"
     possible_win_us: float | None = None
     example_event: int
+    is_from_graph: bool = False
+    confidence: float | None = None
 
 
 def list_kernels(trace: Trace, attribution: Attribution | None = None, *, only_runs: bool = False) -> KernelTable:
@@ -171,15 +187,23 @@ def list_kernels(trace: Trace, attribution: Attribution | None = None, *, only_r
         only_runs: Leave out what belongs to no profiled run.
     """
     attribution = attribution or attribute(trace)
+    if not trace.has_device_work:
+        trace = with_runtime_as_one(trace)
     forest = trace.forest
     is_label = np.array([label is not None for label in trace.labels], bool)[forest.name_id]
     is_operator = (trace.category[forest.event] == Category.CPU_OP) & ~is_label
-    is_function_name = np.array([label is not None and label.kind == FUNCTION_KIND for label in trace.labels], bool)
-    outer = forest.outermost(is_operator, barrier=attribution.is_region)
-    function = forest.innermost(is_function_name[forest.name_id]) if is_function_name.any() else None
+    is_called = is_operator & ~find_wrappers(trace)[forest.name_id]
+    outer = forest.outermost(is_called, barrier=attribution.is_region)
+    function = _innermost_of_kind(trace, FUNCTION_KIND)
     if trace.has_device_work:
-        return _device_table(trace, attribution, forest.innermost(is_operator), outer, function, only_runs)
+        return _device_table(trace, attribution, forest.innermost(is_called), outer, function, only_runs)
     return _operator_entries(trace, attribution, outer, function, is_operator, only_runs)
+
+
+def _innermost_of_kind(trace: Trace, kind: str) -> IntArray | None:
+    """Return the innermost span of ours of that kind around each host span, or -1; None if there is none at all."""
+    is_wanted = np.array([label is not None and label.kind == kind for label in trace.labels], bool)
+    return trace.forest.innermost(is_wanted[trace.forest.name_id]) if is_wanted.any() else None
 
 
 def _device_table(
@@ -204,6 +228,7 @@ def _device_table(
         operator=_at(inner, host),
         outer_operator=_at(outer, host),
         function=_at(function, host),
+        launch_site=_at(_innermost_of_kind(trace, LAUNCH_KIND), host),
         region=attribution.device_region[chosen],
         run=attribution.device_run[chosen],
         launch=launch,
@@ -233,6 +258,7 @@ def _operator_entries(
         operator=chosen,
         outer_operator=outer[chosen],
         function=_at(function, chosen),
+        launch_site=absent,
         region=attribution.region[chosen],
         run=attribution.run[chosen],
         launch=absent,
@@ -244,7 +270,7 @@ def _operator_entries(
 def summarize_kernels(
     table: KernelTable, limit: int | None = None, *, win_ns: FloatArray | None = None
 ) -> list[KernelSummary]:
-    """Aggregate a table by kernel, operator, function and region, the largest total first.
+    """Aggregate a table by kernel, operator, function, launch site and region, the largest total first.
 
     Args:
         table: The table.
@@ -254,7 +280,7 @@ def summarize_kernels(
     trace, forest = table.trace, table.trace.forest
     if not table.num_kernels:
         return []
-    positions = (table.operator, table.outer_operator, table.function, table.region)
+    positions = (table.operator, table.outer_operator, table.function, table.launch_site, table.region)
     columns = (_at(forest.name_id, position) for position in positions)
     code, size = number_combinations(
         itertools.chain((trace.name_id[table.event], trace.category[table.event]), columns), table.num_kernels
@@ -268,7 +294,7 @@ def summarize_kernels(
     return [
         KernelSummary(
             **table.row(int(longest[index])).model_dump(
-                include={"kernel", "category", "operator", "outer_operator", "function", "region"}
+                include={"kernel", "category", "operator", "outer_operator", "function", "launch_site", "region"}
             ),
             count=int(count[index]),
             total_us=float(total[index]) * _US,

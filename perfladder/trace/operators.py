@@ -14,6 +14,7 @@ import numpy as np
 from pydantic import Field
 
 from perfladder.trace.attribution import Attribution, attribute
+from perfladder.trace.dynamo import RUNTIME_NAME, is_runtime
 from perfladder.trace.model import DEVICE_WORK, BoolArray, Category, IntArray, Trace
 from perfladder.trace.nesting import Forest
 from perfladder.trace.rows import Row
@@ -59,11 +60,38 @@ def operator_table(
 
 
 def top_operators(rows: Sequence[OperatorRow], by: SortKey = "cpu_time_total", limit: int = 20) -> list[OperatorRow]:
-    """Return the rows with the largest total on the host, or on the device, where rows without any are left out."""
+    """Return the rows with the largest total on the host, or on the device, where rows without any are left out.
+
+    What the runtime of `torch.compile` takes for itself is one row, whose total is that self time.
+    """
+    rows = _with_runtime_as_one(rows)
     if by == "cpu_time_total":
         return sorted(rows, key=lambda row: -row.cpu_time_total_us)[:limit]
     timed = [row for row in rows if row.device_time_total_us]
     return sorted(timed, key=lambda row: -(row.device_time_total_us or 0.0))[:limit]
+
+
+def _with_runtime_as_one(rows: Sequence[OperatorRow]) -> list[OperatorRow]:
+    """Merge the rows of the runtime's spans: of their totals, which hold operators and each other, self times stay."""
+    runtime, others = list[OperatorRow](), list[OperatorRow]()
+    for row in rows:
+        is_own = row.device_type == "CPU" and not row.is_annotation and is_runtime(row.key)
+        (runtime if is_own else others).append(row)
+    if not runtime:
+        return others
+    self_us = sum(row.self_cpu_time_total_us for row in runtime)
+    device = [row.self_device_time_total_us for row in runtime if row.self_device_time_total_us is not None]
+    device_us = sum(device) if device else None
+    merged = OperatorRow(
+        key=RUNTIME_NAME,
+        device_type="CPU",
+        count=sum(row.count for row in runtime),
+        self_cpu_time_total_us=self_us,
+        cpu_time_total_us=self_us,
+        self_device_time_total_us=device_us,
+        device_time_total_us=device_us,
+    )
+    return [*others, merged]
 
 
 def key_averages(trace: Trace, *, limit: int = 20, only_runs: bool = False) -> dict[str, list[OperatorRow]]:

@@ -11,6 +11,7 @@ from typing import Final
 
 import numpy as np
 
+from perfladder.trace.dynamo import RUNTIME_NAME
 from perfladder.trace.families import families_of_groups
 from perfladder.trace.kernels import KernelTable
 from perfladder.trace.model import BoolArray, IntArray
@@ -21,6 +22,10 @@ from perfladder.trace.work import WorkMatch
 
 _US: Final = 1e-3
 _NONE: Final = -1
+_RUNTIME_REASON: Final = (
+    "guards and dispatch of torch.compile, no operator: fewer graph breaks and guards make it shorter; what a backend "
+    "other than Inductor runs past torch's operators is in it too"
+)
 MODEL: Final = (
     "Possible win = kernel time that the end of the call waits for x (1 - achieved part of the nearer roof); time in "
     "which the host is behind wins nothing. Where the work is not known, all of that time: an upper bound. Wins do not "
@@ -96,8 +101,9 @@ def rank_groups(
         [row.achieved_frac if row.achieved_frac is not None else np.nan for row in roofline.rows] or [np.nan]
     )
     reached = np.where(roofline.row >= 0, achieved[np.maximum(roofline.row, 0)], np.nan)
-    win_ns = table.duration_ns * critical * (1 - np.nan_to_num(reached))
     name = _operator_names(table, match)
+    is_operator = np.array([known != RUNTIME_NAME for known in table.trace.names], bool)[name]
+    win_ns = table.duration_ns * critical * is_operator * (1 - np.nan_to_num(reached))
     region = np.where(table.region >= 0, table.trace.forest.name_id[np.maximum(table.region, 0)], _NONE)
     code, size = number_combinations((region, name) if by_region else (name,), count)
     total, win = sum_by(code, table.duration_ns, size), sum_by(code, win_ns, size)
@@ -127,7 +133,9 @@ def rank_groups(
                 possible_win_us=win_us,
                 possible_win_frac=fraction,
                 run_win_frac=fraction * stage_share if fraction is not None and stage_share is not None else None,
-                reason=_reason(float(waited[index] / max(total[index], 1e-9)), known),
+                reason=_RUNTIME_REASON
+                if operators[index] == RUNTIME_NAME
+                else _reason(float(waited[index] / max(total[index], 1e-9)), known),
             )
         )
     return Ranking(groups, win_ns)

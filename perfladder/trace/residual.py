@@ -11,6 +11,7 @@ from typing import Final
 import numpy as np
 
 from perfladder.trace.attribution import Attribution
+from perfladder.trace.dynamo import find_wrappers, is_runtime
 from perfladder.trace.intervals import unite
 from perfladder.trace.labels import GC_KIND
 from perfladder.trace.model import BoolArray, Category, IntArray, Trace
@@ -65,7 +66,7 @@ class HostSplit(Row):
     Attributes:
         python_us: Outside every operator and runtime call: Python, and what the profiler does not see.
         operator_dispatch_us: Operators' self time where a device does the work; on a host-only trace that of operators
-            that call others.
+            that call others, and of the runtime of `torch.compile`.
         operator_compute_us: Self time of operators that call no others, on a host-only trace: they do the work.
         kernel_launch_us: Calls that launch kernels, graphs and fills.
         synchronization_us: Calls that wait for the device.
@@ -134,7 +135,8 @@ class HostParts:
         is_gc_name = np.array([label is not None and label.kind == GC_KIND for label in trace.labels], bool)
         part = np.full(forest.num_spans, Part.PYTHON, np.int8)
         is_operator = (category == Category.CPU_OP) & ~is_label
-        computes = is_operator & (forest.num_children == 0) & (not trace.has_device_work)
+        dispatches = np.array([is_runtime(name) for name in trace.names], bool)[forest.name_id]
+        computes = is_operator & ~dispatches & (forest.num_children == 0) & (not trace.has_device_work)
         part[is_operator] = Part.OPERATOR_DISPATCH
         part[computes] = Part.OPERATOR_COMPUTE
         is_call = (category == Category.RUNTIME) | (category == Category.DRIVER)
@@ -199,6 +201,7 @@ class HostParts:
         forest = self.trace.forest
         is_label = np.array([label is not None for label in self.trace.labels], bool)[forest.name_id]
         is_operator = (self.trace.category[forest.event] == Category.CPU_OP) & ~is_label
+        is_operator &= ~find_wrappers(self.trace)[forest.name_id]
         return forest.innermost(is_operator), forest.outermost(is_operator, barrier=self.attribution.is_region)
 
     def _sites(self, waits: IntArray, groups: IntArray) -> dict[int, list[SyncSite]]:

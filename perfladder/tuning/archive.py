@@ -123,9 +123,10 @@ class Archive:
         target = root / name
         check_free_disk(root, num_bytes)
         try:
+            below = [parent for parent in target.parents if parent.is_relative_to(root) and parent != root]
+            if target.is_dir() or any(parent.is_symlink() for parent in below):
+                raise InputError(f"{target} is a folder, or lies behind a link in {root}: choose an empty folder.")
             target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if not target.parent.resolve().is_relative_to(root) or target.is_dir():
-                raise InputError(f"{target} is a folder, or a link leads out of {root}: choose an empty folder.")
             temporary = target.with_name(f".{secrets.token_hex(8)}.part")
             try:
                 with temporary.open("xb") as file:
@@ -168,7 +169,7 @@ def open_archive(path: Path, *, max_member_bytes: int = _MAX_MEMBER_BYTES, sums:
     Raises:
         ArchiveError: It is refused, with the reason.
     """
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise ArchiveError(f"{path} is no archive: there is no such file.")
     try:
         trusted = None if sums is None else sums.read_bytes()

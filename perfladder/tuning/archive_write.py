@@ -70,7 +70,7 @@ def _check_members(members: Mapping[str, bytes | Path]) -> None:
             reason = "the archive has a file of its own there"
         if reason is not None:
             raise InputError(f"members: {name!r} cannot be the name of a member: {reason}.")
-        if isinstance(content, Path) and not content.is_file():
+        if isinstance(content, Path) and not os.path.isfile(content):
             raise InputError(f"members: {name!r} is to hold {content}, and there is no such file.")
     if clash := file_that_is_a_folder(members):
         raise InputError(f"members: {clash!r} is a member, and others are to lie inside it.")

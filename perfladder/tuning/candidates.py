@@ -14,6 +14,7 @@ from perfladder.models import digest
 from perfladder.tuning.correctness import TOLERANCES, Case, Expected, check, expectations
 from perfladder.tuning.isolation import TrialLimits, try_in_child
 from perfladder.tuning.measure import MeasuringStop, Meter, ProfilingStop, Timing, measure_pairs
+from perfladder.tuning.observe import nvtx_range
 from perfladder.tuning.quality import QualityGate
 from perfladder.tuning.records import CandidateRecord, CorrectnessRecord, Measurement, Status
 from perfladder.tuning.samples import Sample
@@ -97,6 +98,7 @@ class GraphWork:
     pipeline_gate: Callable[[Callable[..., Any]], str | None] | None = None
     pipeline_gate_name: str = ""
     tell: Callable[[str], None] = _logger.info
+    nvtx: bool = False
     num_builds: int = 0
     _expected: list[Expected] | None = field(default=None, init=False)
 
@@ -111,7 +113,8 @@ class GraphWork:
         if (record := self.cache.read(key)) is not None:
             return Candidate(backend, record.model_copy(update={"is_reused": True}))
         self.tell(f"{self.control.name}, graph {self.graph.name}: trying {backend!r}")
-        candidate = self._try(backend, protocol)
+        with nvtx_range("try", module=self.control.name, backend=backend.name, enabled=self.nvtx):
+            candidate = self._try(backend, protocol)
         if candidate.record.status != "not_applicable":
             self.cache.write(key, candidate.record)
         return candidate

@@ -323,15 +323,15 @@ def _read_weights(archive: Archive, name: str, entry: SavedModule, module: nn.Mo
     except (SafetensorError, KeyError) as error:
         raise ArchiveError(f"{archive.path} is damaged: the weights of {entry.name}: {error}.") from None
     here = module.state_dict()
-    for key in here.keys() | weights.keys():
+    for key in dict.fromkeys([*here, *weights]):
         if key not in here or key not in weights:
             where = "the archive" if key in weights else "the module here"
             raise ArchiveError(f"{archive.path} does not fit: {entry.name}.{key} is only in {where}.")
         there, now = _told(weights[key]), _told(here[key])
         if there != now:
             raise ArchiveError(
-                f"{archive.path} does not fit: {entry.name}.{key} is {there} there, and {now} here. Build the object as "
-                "the saved one was."
+                f"{archive.path} does not fit: {entry.name}.{key} is {there} there, and {now} here. Build the object "
+                "as the saved one was."
             )
         if here[key].device.type == "meta":
             raise InputError(f"obj: {entry.name}.{key} is on the meta device; build the object with real weights.")

@@ -31,7 +31,8 @@ def _full_path(value: object) -> object:
     if not os.fspath(value):
         raise ValueError("a path is needed, and this one is empty")
     try:
-        return Path(value).expanduser().absolute()
+        # Text, since pydantic accepts no other kind of path when it reads JSON.
+        return str(Path(value).expanduser().absolute())
     except RuntimeError:
         raise ValueError("'~' stands for a home folder that this machine does not know; write the whole path") from None
 
@@ -72,8 +73,12 @@ class TuningSettings(Model):
     tuning_data_output_path: FullPath | None = Field(
         default=None, description="The tuning report's file; None: `tuning_report.json` in `cache_dir`."
     )
-    enable_transformers_integration: Flag = True
-    enable_diffusers_integration: Flag = True
+    enable_transformers_integration: Flag = Field(
+        default=True, description="Look into outputs and caches of transformers; else they are objects like any other."
+    )
+    enable_diffusers_integration: Flag = Field(
+        default=True, description="Look into outputs of diffusers; else they are objects like any other."
+    )
     nvtx: Flag = Field(default=False, description="Ranges for Nsight Systems around what tuning does.")
     hardware_metrics: Flag = Field(default=False, description="Sample utilization, memory and power while tuning.")
     isolate_builds: Flag = Field(
@@ -148,10 +153,10 @@ def read_environment(variables: Mapping[str, str]) -> dict[str, Any]:
         InputError: A variable has a wrong value.
     """
     readers: dict[str, tuple[str, Callable[[str], object]]] = {
-        "PERFLADDER_CACHE_DIR": ("cache_dir", _full_path),
+        "PERFLADDER_CACHE_DIR": ("cache_dir", _read_path),
         "PERFLADDER_NVTX": ("nvtx", _boolean),
         "PERFLADDER_HARDWARE_METRICS": ("hardware_metrics", _boolean),
-        "PERFLADDER_TUNING_REPORT": ("tuning_data_output_path", _full_path),
+        "PERFLADDER_TUNING_REPORT": ("tuning_data_output_path", _read_path),
     }
     found = {}
     for variable, (field, read) in readers.items():
@@ -161,6 +166,10 @@ def read_environment(variables: Mapping[str, str]) -> dict[str, Any]:
             except ValueError as error:
                 raise InputError(f"Environment variable {variable}: {error} (got {text!r}).") from None
     return found
+
+
+def _read_path(text: str) -> Path:
+    return Path(str(_full_path(text)))
 
 
 def _boolean(text: str) -> bool:

@@ -13,13 +13,14 @@ import functools
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import optree
 import torch
 
 from perfladder.errors import InputError
+from perfladder.tuning.config import config
 
 NAMESPACE: Final = "perfladder"
 """Of our classes in optree's registry, apart from what other libraries registered there."""
@@ -27,6 +28,9 @@ NAMESPACE: Final = "perfladder"
 MAPPINGS: Final = frozenset({dict, collections.OrderedDict, collections.defaultdict})
 SEQUENCES: Final = frozenset({list, tuple, collections.deque})
 Parts = dict[Any, Any]
+
+_INTEGRATIONS: Final = ("transformers", "diffusers")
+"""Libraries whose own classes (outputs, caches) are looked into unless `config` says otherwise."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +41,13 @@ class Container:
         parts: Gives the parts of a value by name.
         rebuild: Makes a value like another one, of other parts.
         has_keys: Whether parts are reached as `value["name"]` and not as `value.name`.
+        library: The library whose integration this is part of, which `config` can switch off.
     """
 
     parts: Callable[[Any], Parts]
     rebuild: Callable[[Any, Parts], Any]
     has_keys: bool = False
+    library: str | None = None
 
 
 _known: dict[type, Container] = {}
@@ -93,8 +99,16 @@ def container_of(kind: type) -> Container | None:
     if found is None:
         found = _recognised(kind)
         if found is not None:
+            found = replace(found, library=_library_of(kind))
             _add(kind, found, is_users=False)
+    if found is not None and found.library is not None and not getattr(config, f"enable_{found.library}_integration"):
+        return None
     return found
+
+
+def _library_of(kind: type) -> str | None:
+    packages = {base.__module__.partition(".")[0] for base in kind.__mro__}
+    return next((library for library in _INTEGRATIONS if library in packages), None)
 
 
 def is_sequence_type(kind: type) -> bool:

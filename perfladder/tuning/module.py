@@ -7,10 +7,11 @@ import logging
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
 
 import torch
@@ -23,7 +24,7 @@ from perfladder.tuning.dims import SemanticPath, Shape, check_dynamic_shapes
 from perfladder.tuning.graphs import GraphSpec, GraphTable
 from perfladder.tuning.keys import call_key
 from perfladder.tuning.samples import Sample
-from perfladder.tuning.tree import parameter_names
+from perfladder.tuning.tree import output_leaves, parameter_names
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -133,9 +134,15 @@ class ModuleControl:
 
     @property
     def device(self) -> torch.device:
-        """Where the module's weights are; the CPU for a module without any."""
-        tensors = [*self.inner.parameters(), *self.inner.buffers()]
+        """Where the module's weights are; of one without any, where its recorded arguments are; else the CPU."""
+        tensors: Iterable[torch.Tensor] = chain(self.inner.parameters(), self.inner.buffers(), self._recorded_tensors())
         return next((t.device for t in tensors if t.device.type != "meta"), torch.device("cpu"))
+
+    def _recorded_tensors(self) -> Iterator[torch.Tensor]:
+        for samples in self.recording.samples.values() if self.recording is not None else ():
+            for sample in samples[:1]:
+                leaves = [*output_leaves(sample.args), *output_leaves(sample.kwargs)]
+                yield from (leaf.value for leaf in leaves if leaf.kind == "tensor")
 
     @property
     def table(self) -> GraphTable | None:

@@ -150,6 +150,8 @@ class HardwareMetrics:
         lifeline, self._lifeline = os.pipe()
         sampler = [sys.executable, "-P", "-m", "perfladder.tuning.hardware_sampler"]
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed by stop)
+        self._read_out()
+        self._received.clear()
         self._has_sampled.clear()
         self._num_lines = 0
         self._process = subprocess.Popen(

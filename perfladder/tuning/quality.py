@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import numpy as np
+import torch
 
 from perfladder.capturing.compare import Encoded
 from perfladder.errors import InputError
+from perfladder.tuning.tree import output_leaves
 
 Metric = Literal["cosine", "psnr", "ssim"]
 _METRICS: Final = ("cosine", "psnr", "ssim")
@@ -46,29 +48,32 @@ class QualityGate:
         return self.metric if isinstance(self.metric, str) else getattr(self.metric, "__name__", "the quality metric")
 
     def value_of(self, expected: Encoded, found: Encoded) -> float:
-        """The worst value over all tensors of floating point; a function gets outputs as lists of them.
+        """The worst value over all tensors of floating point or bytes; a function gets outputs as lists of them.
 
         Raises:
             InputError: The function returned no number.
         """
-        pairs = [
-            (_numbers(expected, path), _numbers(found, path)) for path in _floating(expected) if path in found.leaves
-        ]
+        sides = _encoded_numbers(expected), _encoded_numbers(found)
         if not isinstance(self.metric, str):
-            return self.value_of_objects([pair[0] for pair in pairs], [pair[1] for pair in pairs])
-        if not pairs:
-            return math.inf
-        measure = {"cosine": cosine, "psnr": psnr, "ssim": ssim}[self.metric]
-        return min(measure(*pair) for pair in pairs)
+            return self.value_of_objects(*(list(side.values()) for side in sides))
+        return self._worst(*sides)
 
     def value_of_objects(self, expected: Any, found: Any) -> float:
         """The value for two outputs of a whole pipeline, as they are for a function."""
         if isinstance(self.metric, str):
-            return self.value_of(Encoded.of({"output": expected}), Encoded.of({"output": found}))
+            return self._worst(_object_numbers(expected), _object_numbers(found))
         value = self.metric(expected, found)
         if isinstance(value, bool) or not isinstance(value, (int, float, np.floating, np.integer)):
             raise InputError(f"quality: {self.name} returned a {type(value).__name__}, not a number.")
         return float(value)
+
+    def _worst(self, expected: Mapping[Any, np.ndarray], found: Mapping[Any, np.ndarray]) -> float:
+        """The least value over all arrays; one that is not there, or has another shape, is as unlike as can be."""
+        if not expected:
+            raise InputError(f"quality: the output holds no numbers that {self.name} could measure.")
+        measure = {"cosine": cosine, "psnr": psnr, "ssim": ssim}[str(self.metric)]
+        is_alike = {path: path in found and found[path].shape == array.shape for path, array in expected.items()}
+        return min(measure(array, found[path]) if is_alike[path] else -math.inf for path, array in expected.items())
 
 
 def cosine(expected: np.ndarray, found: np.ndarray) -> float:
@@ -118,15 +123,27 @@ def ssim(expected: np.ndarray, found: np.ndarray) -> float:
     return float(np.mean(above / below))
 
 
-def _floating(values: Encoded) -> list[str]:
-    return [
-        path
-        for path, leaf in values.leaves.items()
-        if leaf.kind in ("tensor", "array") and "float" in str(_numbers(values, path).dtype)
-    ]
+def _encoded_numbers(values: Encoded) -> dict[str, np.ndarray]:
+    """Tensors and arrays of floating point, and of bytes, as pictures are."""
+    found = {path: values.tensor(leaf) for path, leaf in values.leaves.items() if leaf.kind in ("tensor", "array")}
+    return {path: tensor.double().numpy() for path, tensor in found.items() if _is_measured(tensor.dtype)}
 
 
-def _numbers(values: Encoded, path: str) -> np.ndarray:
-    tensor = values.tensor(values.leaves[path])
-    array: np.ndarray = (tensor.double() if tensor.is_floating_point() else tensor).numpy()
-    return array
+def _object_numbers(output: Any) -> dict[Any, np.ndarray]:
+    """The same of live values; a picture of Pillow is an array of bytes."""
+    found = {}
+    for leaf in output_leaves(output):
+        value = leaf.value
+        if isinstance(value, torch.Tensor):
+            array = value.detach().cpu()
+        elif hasattr(value, "__array_interface__"):
+            array = torch.from_numpy(np.array(value))
+        else:
+            continue
+        if _is_measured(array.dtype):
+            found[leaf.path] = array.double().numpy()
+    return found
+
+
+def _is_measured(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype == torch.uint8

@@ -14,6 +14,7 @@ from perfladder.errors import InputError, PerfladderError
 from perfladder.files import write_atomically
 from perfladder.models import SCHEMA_VERSION, Model
 from perfladder.tuning.inspect import num_layers, precisions
+from perfladder.tuning.observe import HardwareSummary
 from perfladder.tuning.records import CandidateRecord, DecisionRecord
 from perfladder.tuning.specs import ScalarSpec, TensorSpec
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from perfladder.tuning.strategies import TuneStrategy
 
 _logger = logging.getLogger("perfladder.tuning")
-_MAX_MESSAGE = 1024
+_MAX_MESSAGE_BYTES = 1024
 
 
 class Failure(Model):
@@ -35,7 +36,8 @@ class Failure(Model):
     @classmethod
     def of(cls, error: BaseException) -> Failure:
         """An error, its message cut to a length that a report bears."""
-        return cls(type=type(error).__name__, message=str(error)[:_MAX_MESSAGE])
+        text = str(error).encode(errors="backslashreplace")[:_MAX_MESSAGE_BYTES]
+        return cls(type=type(error).__name__, message=text.decode(errors="ignore"))
 
 
 class GraphReport(Model):
@@ -122,9 +124,8 @@ class TuningReport(Model):
     num_builds: int = Field(description="Builds in this process; those that an earlier tuning made do not count.")
     settings: dict[str, JsonValue]
     modules: list[ModuleReport]
-    hardware: dict[str, JsonValue] | None = Field(
-        default=None, description="What was sampled, where that was asked for."
-    )
+    error: Failure | None = Field(default=None, description="What ended the tuning before all modules were through.")
+    hardware: HardwareSummary | None = Field(default=None, description="Where `config.hardware_metrics` asked for it.")
 
     def module(self, name: str) -> ModuleReport:
         """The module of that name.
@@ -155,10 +156,11 @@ _last: TuningReport | None = None
 
 
 def publish(report: TuningReport, path: Path) -> None:
-    """Keep the report of this process's last tuning, and write it."""
+    """Keep the report of this process's last tuning, and write it; a tuning does not fail because this cannot be."""
     global _last
     _last = report
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, report.model_dump_json(indent=1))
     except OSError as error:
         _logger.warning("The tuning report could not be written to %s: %s", path, error)

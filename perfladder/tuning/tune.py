@@ -7,7 +7,7 @@ import logging
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -27,9 +27,10 @@ from perfladder.tuning.isolation import TrialLimits
 from perfladder.tuning.logs import only_own_messages
 from perfladder.tuning.measure import Meter
 from perfladder.tuning.module import Chosen, ModuleControl, RecordingSession, recording_session
+from perfladder.tuning.observe import HardwareMetrics, nvtx_range
 from perfladder.tuning.progress import Progress, TuneProgress
 from perfladder.tuning.quality import QualityGate
-from perfladder.tuning.report import GraphReport, ModuleReport, TuningReport, publish
+from perfladder.tuning.report import Failure, GraphReport, ModuleReport, TuningReport, publish
 from perfladder.tuning.samples import copy_arguments
 from perfladder.tuning.strategies import Decision, FirstWinsStrategy, TuneStrategy
 from perfladder.tuning.wrap import wrapped_in
@@ -59,6 +60,9 @@ class _Work:
     expected_output: Any = None
     num_builds: int = 0
     errors: list[PerfladderError] = field(default_factory=list)
+    reports: list[ModuleReport] = field(default_factory=list)
+    hardware: HardwareMetrics | None = None
+    created_at: datetime = field(default_factory=lambda: datetime.now(UTC))
 
 
 def tune(
@@ -130,21 +134,34 @@ def tune(
     with ExitStack() as stack:
         if disable_external_logging:
             stack.enter_context(only_own_messages())
-        start = time.monotonic()
-        controls = _record(work, dataset, sizes, max_num_batches_per_batch_size)
-        stack.callback(_settle, controls)
-        modules = _tune_all(work, controls)
-        report = TuningReport(
-            created_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
-            duration_s=round(time.monotonic() - start, 3),
-            is_dry_run=dry_run,
-            num_builds=work.num_builds,
-            settings=settings.model_dump(mode="json"),
-            modules=modules,
-        )
-        publish(report, settings.report_path)
+        if settings.hardware_metrics:
+            work.hardware = stack.enter_context(HardwareMetrics())
+        try:
+            controls = _record(work, dataset, sizes, max_num_batches_per_batch_size)
+            stack.callback(_settle, controls)
+            _tune_all(work, controls)
+        except BaseException as error:
+            _publish(work, Failure.of(error))
+            raise
+        report = _publish(work, None)
     if work.errors and not ignore_failing_modules:
         raise work.errors[0]
+    return report
+
+
+def _publish(work: _Work, error: Failure | None) -> TuningReport:
+    """The report so far, so that a tuning that is interrupted leaves what it had found."""
+    report = TuningReport(
+        created_at=work.created_at.isoformat(timespec="milliseconds"),
+        duration_s=round((datetime.now(UTC) - work.created_at).total_seconds(), 3),
+        is_dry_run=work.dry_run,
+        num_builds=work.num_builds,
+        settings=work.settings.model_dump(mode="json"),
+        modules=work.reports,
+        error=error,
+        hardware=work.hardware.summary() if work.hardware is not None else None,
+    )
+    publish(report, work.settings.report_path)
     return report
 
 
@@ -203,7 +220,7 @@ def _settle(controls: Sequence[ModuleControl]) -> None:
             control.enable_passthrough()
 
 
-def _tune_all(work: _Work, controls: Sequence[ModuleControl]) -> list[ModuleReport]:
+def _tune_all(work: _Work, controls: Sequence[ModuleControl]) -> None:
     strategies = [(control, _plan(control)) for control in controls]
     work.progress.begin(
         sum(
@@ -212,11 +229,12 @@ def _tune_all(work: _Work, controls: Sequence[ModuleControl]) -> list[ModuleRepo
             for _, strategy in plan
         )
     )
-    reports = []
     for control, plan in strategies:
         _logger.info("Tuning module %s (%d graphs)%s", control.name, len(plan), " (dry run)" if work.dry_run else "")
-        reports.append(_tune_module(work, control, plan))
-    return reports
+        scope = work.hardware.annotate(module=control.name) if work.hardware is not None else nullcontext()
+        with scope, nvtx_range("tune", module=control.name, enabled=work.settings.nvtx):
+            work.reports.append(_tune_module(work, control, plan))
+        _publish(work, None)
 
 
 def _plan(control: ModuleControl) -> list[tuple[GraphSpec, TuneStrategy]]:
@@ -330,6 +348,7 @@ def _graph_work(work: _Work, control: ModuleControl, graph: GraphSpec) -> GraphW
         ),
         gate=DEFAULT_GATE,
         tell=work.progress.tell,
+        nvtx=settings.nvtx,
     )
     if work.quality_gate is not None:
         gate = work.quality_gate

@@ -76,6 +76,26 @@ def test_pure_module_replays_exactly(capture_stage, replay):
     assert HarnessResult.model_validate_json(result.model_dump_json()) == result
 
 
+def test_change_of_the_machines_speed_leaves_the_time_undecided_and_is_said(
+    capture_stage, wrap, tmp_path, monkeypatch, make_workload
+):
+    from perfladder.capturing.replay import Replay
+    from perfladder.findings import _from_harness
+
+    capture_stage(Pipe(Linear()))
+    # Three calls: warm-up rounds, then 12 rounds of each kind, of which the last are half as fast.
+    clock = iter([1.0] * 9 + [1.0] * 40 + [2.0] * 1000)
+    monkeypatch.setattr(Replay, "_time_once", lambda self, args, kwargs: next(clock))
+    result = harness.measure(wrap(Pipe(Linear())), HarnessRequest(folder=str(tmp_path / "capture"), repeats=12))
+    assert (result.parity, result.is_timing_faithful, result.is_faithful) == ("exact", None, None)
+    assert result.unfaithful_because == []
+    (warning,) = (warning for warning in result.warnings if warning.code == "REPLAY_SPEED_CHANGED")
+    (finding,) = _from_harness(result, make_workload())
+    assert finding.kind == "replay_timing_undecided"
+    assert warning.message in finding.claim
+    assert HarnessResult.model_validate_json(result.model_dump_json()) == result
+
+
 def test_other_weights_in_the_replay_are_found(capture_stage, replay):
     capture_stage(Pipe(Linear()))
     other = Linear()

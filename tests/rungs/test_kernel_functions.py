@@ -8,11 +8,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from perfladder import findings
 from perfladder.errors import RungError
 from perfladder.functional import window
 from perfladder.rungs import capture
 from perfladder.rungs.capture import CaptureRequest
 from perfladder.rungs.kernels import KernelsRequest, KernelsResult, measure, run
+from perfladder.workload import parse_workload
 
 
 class Stage(nn.Module):
@@ -119,6 +121,26 @@ def test_compiled_stage_is_one_named_region(kernels):
     assert {row.region for row in result.kernels} == {"untuned_module:stage"}
     assert "compiled region stage: addmm" in {share.name for share in result.by_function}
     assert result.attributed_share_by_function == pytest.approx(1)
+
+
+def test_runtime_of_a_compiled_stage_is_one_row_and_nothing_to_optimize(kernels):
+    result = kernels(Pipe(torch.compile(Stage(), backend="aot_eager")))
+    assert sum(share.share for share in result.by_operator) == pytest.approx(1)
+    assert sum(row.total_us for row in result.kernels) == pytest.approx(result.total_us)
+    runtime = next(share for share in result.by_operator if share.name == "TorchDynamo runtime")
+    assert runtime.total_us > 0
+    rows = [row for row in result.kernels if row.operator == "TorchDynamo runtime"]
+    assert sum(row.total_us for row in rows) == pytest.approx(runtime.total_us)
+    assert {row.kernel for row in rows} == {"TorchDynamo runtime"}
+    assert {row.possible_win_us for row in rows} == {0}
+    names = {share.name for share in result.by_operator} - {"TorchDynamo runtime"}
+    assert all(name.startswith("aten::") for name in names)
+    last = result.operator_ranking[-1]
+    assert (last.operator, last.possible_win_us) == ("TorchDynamo runtime", 0)
+    assert "no operator" in last.reason
+    heaviest = result.model_copy(update={"by_operator": [runtime, *result.by_operator]})
+    (finding, *_) = findings._from_kernels(heaviest, parse_workload({"name": "n", "target": "m:f"}))
+    assert "TorchDynamo" not in finding.claim
 
 
 def test_failed_marking_leaves_operators_and_a_warning(kernels, monkeypatch):

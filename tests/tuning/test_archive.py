@@ -443,7 +443,7 @@ def test_member_is_extracted_into_a_private_folder(path, tmp_path):
 
 
 def test_extracting_follows_no_links_out_of_the_folder(path, tmp_path):
-    write_archive(path, {"sub/a": b"new", "b": b"new"}, MANIFEST)
+    write_archive(path, {"sub/more/a": b"new", "b": b"new"}, MANIFEST)
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside" / "b").write_text("theirs")
     out = tmp_path / "out"
@@ -451,8 +451,8 @@ def test_extracting_follows_no_links_out_of_the_folder(path, tmp_path):
     (out / "sub").symlink_to(tmp_path / "outside")
     (out / "b").symlink_to(tmp_path / "outside" / "b")
     with open_archive(path) as archive:
-        with pytest.raises(InputError, match="a link leads out of"):
-            archive.extract("sub/a", out)
+        with pytest.raises(InputError, match="lies behind a link in"):
+            archive.extract("sub/more/a", out)
         assert archive.extract("b", out).read_bytes() == b"new"
     assert (tmp_path / "outside" / "b").read_text() == "theirs"
     assert sorted(file.name for file in (tmp_path / "outside").iterdir()) == ["b"]

@@ -111,6 +111,12 @@ def test_paths_are_expanded_and_do_not_move_with_the_process(config, tmp_path, m
     assert config.cache_dir == tmp_path / "here"
 
 
+def test_snapshot_comes_back_from_json(config):
+    config.tuning_data_output_path, config.build_max_memory_bytes = "/report.json", 1 << 30
+    snapshot = config.snapshot()
+    assert TuningSettings.model_validate_json(snapshot.model_dump_json()) == snapshot
+
+
 def test_report_is_in_the_cache_unless_said_otherwise(config, tmp_path):
     assert config.snapshot().report_path == config.cache_dir / "tuning_report.json"
     config.tuning_data_output_path = tmp_path / "mine.json"

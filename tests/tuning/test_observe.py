@@ -103,6 +103,50 @@ def test_machine_without_nvidia_gives_the_host_and_says_so(watched):
     assert "only the host was sampled" in watched.summary().reason
 
 
+DRIVER = r"""
+#include <stdio.h>
+#include <string.h>
+
+typedef struct { unsigned gpu, memory; } utilization;
+typedef struct { unsigned long long total, free, used; } memory;
+enum { OK = 0, NOT_SUPPORTED = 3 };
+
+int nvmlInitWithFlags(unsigned flags) { return OK; }
+int nvmlShutdown(void) { return OK; }
+int nvmlDeviceGetCount_v2(unsigned *count) { *count = 2; return OK; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) { *device = (void *)(index + 1L); return OK; }
+int nvmlDeviceGetName(void *device, char *name, unsigned length) {
+    snprintf(name, length, "GPU %ld", (long)device - 1);
+    return OK;
+}
+int nvmlDeviceGetUtilizationRates(void *device, utilization *found) { found->gpu = 25 * (long)device; return OK; }
+int nvmlDeviceGetMemoryInfo(void *device, memory *found) { found->used = 1000 * (long)device; return OK; }
+int nvmlDeviceGetPowerUsage(void *device, unsigned *milliwatts) {
+    *milliwatts = 70500;
+    return (long)device == 1 ? OK : NOT_SUPPORTED;
+}
+"""
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="a driver's library is compiled")
+def test_each_device_has_its_samples_and_what_the_driver_does_not_tell_is_unknown(monkeypatch, tmp_path):
+    """The real binding, over a driver of two devices of which the second one does not tell its power."""
+    (tmp_path / "driver.c").write_text(DRIVER)
+    command = ["cc", "-shared", "-fPIC", "-w", "-o", str(tmp_path / "libnvidia-ml.so.1"), str(tmp_path / "driver.c")]
+    subprocess.run(command, check=True)
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    with HardwareMetrics(period_s=600) as metrics:
+        pass
+    found = [(s.device_index, s.utilization_frac, s.memory_used_bytes, s.power_w) for s in metrics.samples]
+    assert found == [(0, 0.25, 1000, 70.5), (1, 0.5, 2000, None)] * 2
+    summary = metrics.summary()
+    assert (summary.num_samples, summary.reason) == (2, None)
+    first, second = summary.devices
+    assert (first.name, first.power_w.mean, first.memory_used_bytes.max) == ("GPU 0", 70.5, 1000)
+    assert (second.device_index, second.name, second.power_w) == (1, "GPU 1", None)
+    assert second.utilization_frac.mean == 0.5
+
+
 @pytest.mark.gpu
 def test_devices_are_sampled():
     import torch

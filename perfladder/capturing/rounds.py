@@ -1,0 +1,153 @@
+"""Time replayed calls in turn, as the pipeline makes them, and judge how long they take against the pipeline's own.
+
+Where each call is timed many times in a row, and the machine's speed changes for seconds at a time, one call looks slow
+as a whole. In rounds all of them see the same machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Literal
+
+import numpy as np
+from pydantic import Field
+
+from perfladder.models import Model
+from perfladder.stats import Interval, interval_of_ratio
+from perfladder.steady import find_bimodality
+
+if TYPE_CHECKING:
+    from perfladder.capturing.evict import Evictor
+    from perfladder.capturing.store import CapturedCall
+
+TIMING_TOLERANCE: Final = 0.05
+"""A replay is faithful in time if its ratio to the pipeline is within 1 +- this, not if its interval is outside."""
+_WARMUP_ROUNDS: Final = 3
+_MIN_ROUNDS: Final = 8
+_SWITCHES_OF_LASTING_LEVELS: Final = 0.25
+"""Of all rounds. Levels that come and go at random change in half of the rounds, where both are as frequent."""
+
+Caches = Literal["warm", "evicted"]
+TimeOnce = Callable[["CapturedCall", "Evictor | None"], float]
+
+
+@dataclass
+class Timed:
+    """Milliseconds of each call, round by round: one list for each call, in the order of the calls."""
+
+    warm: list[list[float]]
+    evicted: list[list[float]] | None = None
+    warm_rounds: list[float] = field(init=False)
+    evicted_rounds: list[float] | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.warm_rounds = _totals(self.warm)
+        self.evicted_rounds = None if self.evicted is None else _totals(self.evicted)
+
+
+def time_rounds(
+    calls: Sequence[CapturedCall], repeats: int, time_once: TimeOnce, evictor: Evictor | None = None
+) -> Timed:
+    """Time all calls in turn, as often as asked, after some rounds that do not count.
+
+    Args:
+        calls: In the order in which the pipeline makes them.
+        repeats: How many rounds.
+        time_once: Restores a call and times it, in ms; empties the caches before it if it is given something to do so.
+        evictor: Times each round once more with the caches emptied before each call; rounds of both kinds alternate.
+    """
+    warm: list[list[float]] = [[] for _ in calls]
+    evicted: list[list[float]] = [[] for _ in calls]
+    for _ in range(_WARMUP_ROUNDS):
+        for call in calls:
+            time_once(call, None)
+    for index in range(repeats):
+        if evictor is not None and index:
+            time_once(calls[-1], None)  # the first call of a warm round follows another call, not emptied caches
+        for samples, call in zip(warm, calls, strict=True):
+            samples.append(time_once(call, None))
+        if evictor is not None:
+            for samples, call in zip(evicted, calls, strict=True):
+                samples.append(time_once(call, evictor))
+    return Timed(warm, evicted if evictor is not None else None)
+
+
+class TimingVerdict(Model):
+    """How long the replays take against the pipeline's calls, with warm caches and with empty ones."""
+
+    caches: Caches
+    ratio: float
+    interval: Interval
+    warm_ratio: float
+    evicted_ratio: float | None
+    is_faithful: bool | None
+    reference_spread: float
+    speed_change: str | None = Field(description="How the machine's own speed changed meanwhile; None if it did not.")
+
+
+def judge_rounds(timed: Timed, in_pipeline: Sequence[Sequence[float]]) -> TimingVerdict:
+    """Compare the rounds with the pipeline's runs; of warm and empty caches those count that come nearer.
+
+    Args:
+        timed: The replays.
+        in_pipeline: Milliseconds of each call in the pipeline, run by run.
+    """
+    reference = _totals(in_pipeline)
+    sides: dict[Caches, list[float]] = {"warm": timed.warm_rounds}
+    if timed.evicted_rounds is not None:
+        sides["evicted"] = timed.evicted_rounds
+    ratios = {name: float(np.median(side) / np.median(reference)) for name, side in sides.items()}
+    caches = min(ratios, key=lambda name: abs(ratios[name] - 1))
+    interval = interval_of_ratio(sides[caches], reference)
+    change = next(filter(None, map(find_speed_change, sides.values())), None)
+    return TimingVerdict(
+        caches=caches,
+        ratio=ratios[caches],
+        interval=interval,
+        warm_ratio=ratios["warm"],
+        evicted_ratio=ratios.get("evicted"),
+        is_faithful=None if change else judge_ratio(ratios[caches], interval),
+        reference_spread=(max(reference) - min(reference)) / float(np.median(reference)),
+        speed_change=change,
+    )
+
+
+def judge_ratio(ratio: float, interval: Interval) -> bool | None:
+    """Whether a replay takes as long as the pipeline's calls did; None if the samples cannot tell."""
+    if abs(ratio - 1) <= TIMING_TOLERANCE:
+        return True
+    is_outside = interval.low > 1 + TIMING_TOLERANCE or interval.high < 1 - TIMING_TOLERANCE
+    return False if is_outside else None
+
+
+def find_speed_change(rounds_ms: Sequence[float]) -> str | None:
+    """Tell of two levels that last, each for several rounds; None if there are none, or too few rounds to tell.
+
+    All rounds do the same work, so a lasting change between them is the machine's. It shows as two clearly separate
+    levels with few changes between them, or as halves of which one is slower than the other by more than the tolerance
+    and by three quarters of its rounds.
+    """
+    values = np.asarray(rounds_ms, dtype=np.float64)
+    if len(values) < _MIN_ROUNDS or not (values > 0).all():
+        return None
+    levels = find_bimodality(values.tolist(), min_separation=TIMING_TOLERANCE)
+    if levels.is_bimodal and (levels.num_switches or 0) <= _SWITCHES_OF_LASTING_LEVELS * len(values):
+        return _in_words(levels.low or 0.0, levels.high or 0.0, "its rounds lie on two levels that last")
+    fast, slow = sorted(np.array_split(values, 2), key=np.median)
+    low, high = float(np.median(fast)), float(np.median(slow))
+    if high / low - 1 > TIMING_TOLERANCE and np.percentile(slow, 25) > np.percentile(fast, 75):
+        return _in_words(low, high, "its first and its second half differ")
+    return None
+
+
+def _in_words(low_ms: float, high_ms: float, how: str) -> str:
+    return (
+        f"The machine's own speed changed during the replay: {how} ({low_ms:.4g} and {high_ms:.4g} ms, "
+        f"{high_ms / low_ms - 1:.0%} apart), though all rounds do the same work."
+    )
+
+
+def _totals(calls: Sequence[Sequence[float]]) -> list[float]:
+    """Sum the calls of each round; rounds that not every call has are left out."""
+    return [float(sum(parts)) for parts in zip(*calls, strict=False)]

@@ -1,0 +1,138 @@
+"""Replays timed in turn, and what their rounds say; samples are scripted."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from perfladder.capturing.rounds import Timed, find_speed_change, judge_ratio, judge_rounds, time_rounds
+from perfladder.stats import Interval, interval_of_ratio
+
+STEADY = [10.0, 10.1, 9.9, 10.05, 9.95]
+
+
+def judge(warm_ms, pipeline_ms=(10.0, 10.1, 9.9, 10.0, 10.05), evicted_ms=None):
+    return judge_rounds(Timed([list(warm_ms)], None if evicted_ms is None else [list(evicted_ms)]), [list(pipeline_ms)])
+
+
+def spread(level_ms, count=20, noise=0.01, seed=0):
+    return (level_ms * (1 + noise * np.random.default_rng(seed).standard_normal(count))).tolist()
+
+
+def test_calls_are_timed_in_turn_warm_and_evicted_alike():
+    order = []
+
+    def time_once(call, evictor):
+        order.append((call, evictor))
+        return float(len(order))
+
+    timed = time_rounds(["a", "b"], 2, time_once, "evictor")
+    turn, evicted = [("a", None), ("b", None)], [("a", "evictor"), ("b", "evictor")]
+    assert order == [*turn * 3, *turn, *evicted, ("b", None), *turn, *evicted]
+    assert timed.warm == [[7.0, 12.0], [8.0, 13.0]]
+    assert timed.evicted == [[9.0, 14.0], [10.0, 15.0]]
+    assert (timed.warm_rounds, timed.evicted_rounds) == ([15.0, 25.0], [19.0, 29.0])
+
+
+def test_without_an_evictor_there_are_warm_rounds_only():
+    clock = itertools.count()
+    timed = time_rounds(["a"], 3, lambda call, evictor: float(next(clock)))
+    assert (timed.warm, timed.evicted, timed.evicted_rounds) == ([[3.0, 4.0, 5.0]], None, None)
+
+
+def test_machine_that_slows_down_for_a_while_slows_all_calls_alike():
+    """Each call sees the same share of the slow time, which in a row would have been the first call's alone."""
+    slow = iter([1.0] * 6 + [1.5] * 4 + [1.0] * 100)
+    timed = time_rounds(["a", "b"], 10, lambda call, evictor: 10.0 * next(slow))
+    assert [np.mean(samples) for samples in timed.warm] == [11.0, 11.0]
+
+
+def test_same_speed_is_faithful_and_another_one_is_not():
+    same, slower = judge(spread(10.0)), judge(spread(12.0))
+    assert (same.is_faithful, same.speed_change, same.caches) == (True, None, "warm")
+    assert slower.is_faithful is False
+    assert slower.ratio == pytest.approx(1.2, rel=0.02)
+    assert slower.interval.low > 1.05
+
+
+def test_interval_on_both_sides_is_undecided():
+    verdict = judge(spread(10.7, noise=0.02), pipeline_ms=[9.0, 10.0, 11.5, 10.2, 9.9])
+    assert (verdict.is_faithful, verdict.speed_change) == (None, None)
+
+
+def test_nearer_side_counts():
+    verdict = judge(spread(7.0), evicted_ms=spread(10.1, seed=1))
+    assert (verdict.caches, verdict.is_faithful) == ("evicted", True)
+    assert verdict.warm_ratio == pytest.approx(0.7, rel=0.02)
+    assert verdict.evicted_ratio == pytest.approx(verdict.ratio)
+
+
+@pytest.mark.parametrize(
+    "levels",
+    [[28.0] * 8 + [44.0] * 12, [44.0] * 6 + [28.0] * 8 + [44.0] * 6, [28.0] * 15 + [44.0] * 5],
+    ids=["once", "there and back", "late"],
+)
+def test_two_levels_that_last_leave_the_time_undecided(levels):
+    rounds = [level * noise for level, noise in zip(levels, spread(1.0), strict=True)]
+    verdict = judge(rounds, pipeline_ms=[28.0, 28.1, 27.9, 28.2, 28.0])
+    assert verdict.is_faithful is None
+    assert verdict.speed_change.startswith("The machine's own speed changed during the replay")
+    assert "apart" in verdict.speed_change
+
+
+def test_change_in_the_evicted_rounds_counts_too():
+    verdict = judge(spread(10.0), evicted_ms=[12.0] * 10 + [18.0] * 10)
+    assert (verdict.caches, verdict.is_faithful) == ("warm", None)
+
+
+def test_slow_half_is_a_change_without_two_clear_levels():
+    rounds = [value * (1 + 0.012 * index) for index, value in enumerate(spread(10.0))]
+    assert "first and its second half" in find_speed_change(rounds)
+
+
+@pytest.mark.parametrize(
+    "rounds",
+    [
+        spread(10.0, noise=0.03),
+        [10.0, 14.0] * 10,
+        [*spread(10.0, count=18), 25.0, 30.0],
+        [10.0] * 20,
+        [10.0, 20.0],
+        [0.0] * 20,
+    ],
+    ids=["noise", "levels that alternate", "two outliers", "equal", "too few", "no time"],
+)
+def test_what_is_no_change_of_speed(rounds):
+    assert find_speed_change(rounds) is None
+
+
+def test_independent_noise_is_seldom_called_a_change():
+    found = [find_speed_change(spread(10.0, noise=0.05, seed=seed)) for seed in range(200)]
+    assert sum(change is not None for change in found) <= 10
+
+
+def test_ratio_of_unlike_lengths_holds_one_as_often_as_it_says():
+    """A/A, 20 against 5: at most twice the 5 % that an interval may miss."""
+    missed = 0
+    for seed in range(300):
+        interval = interval_of_ratio(spread(10.0, seed=seed), spread(10.0, count=5, seed=1000 + seed))
+        missed += not interval.low <= 1 <= interval.high
+    assert missed <= 30
+
+
+def test_neighbours_that_resemble_each_other_widen_the_interval():
+    noise = spread(10.0, noise=0.05, seed=4)
+    in_a_row = sorted(noise)
+    apart, alike = interval_of_ratio(noise, STEADY), interval_of_ratio(in_a_row, STEADY)
+    assert alike.high / alike.low > apart.high / apart.low
+
+
+def test_single_sample_has_an_interval_of_its_own_width():
+    interval = interval_of_ratio([11.0], [10.0])
+    assert (interval.low, interval.high) == (pytest.approx(1.1), pytest.approx(1.1))
+
+
+def test_ratio_within_the_tolerance_is_faithful_whatever_its_interval():
+    assert judge_ratio(1.04, Interval(low=0.5, high=2.0)) is True
+    assert judge_ratio(1.3, Interval(low=1.06, high=2.0)) is False
+    assert judge_ratio(1.3, Interval(low=1.0, high=2.0)) is None

@@ -1,0 +1,107 @@
+"""Tuning on a CUDA device."""
+
+import pytest
+import torch
+from torch import nn
+
+import perfladder as pl
+from perfladder.backend import TorchAOBackend, TorchEagerBackend, TorchInductorJitBackend
+from perfladder.tuning.module import control_of
+
+pytestmark = pytest.mark.gpu
+
+
+class Net(nn.Module):
+    """Convolutions and linear layers, with a pointwise tail that a compiler fuses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 64, 3, padding=1)
+        self.linear = nn.Linear(64, 128)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.conv(x).mean((2, 3))
+        return torch.tanh(torch.nn.functional.gelu(self.linear(hidden))) * 2 + 1
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setattr(pl.config, "cache_dir", tmp_path / "cache")
+
+
+def tuned(strategy: pl.TuneStrategy, dtype: torch.dtype = torch.float16):
+    torch.manual_seed(0)
+    wrapper = pl.Module(Net().to("cuda", dtype).eval(), strategy=strategy)
+    samples = list(torch.randn(4, 3, 64, 64, device="cuda", dtype=dtype))
+    report = pl.tune(wrapper, samples, [1, 4], device="cuda")
+    assert report.modules[0].error is None, report.describe()
+    return wrapper, torch.stack(samples), report
+
+
+def right_only(backend):
+    return pl.OneBackendStrategy(backend).enable_performance_validation("diagnostic")
+
+
+def test_cuda_graphs_do_not_write_over_outputs_that_somebody_keeps():
+    wrapper, batch, _ = tuned(right_only(TorchInductorJitBackend(mode="reduce-overhead")))
+    with torch.no_grad():
+        first = wrapper(batch)
+        kept = first.clone()
+        for factor in (0.5, -1.0, 3.0):
+            wrapper(batch * factor)
+        torch.cuda.synchronize()
+    assert torch.equal(first, kept)
+    assert not wrapper.num_unseen_calls
+
+
+def test_a_candidate_is_tried_in_a_process_of_its_own_and_timed_by_events():
+    _, _, report = tuned(pl.MaxThroughputStrategy([TorchInductorJitBackend(), TorchEagerBackend()]))
+    decision = report.modules[0].graphs[0].decision
+    inductor = decision.candidates[0]
+    assert inductor.trial_s > 0
+    assert inductor.correctness.max_rel_error <= inductor.correctness.tolerances["float16"]
+    assert [measured.batch_size for measured in inductor.measurements] == [1, 4]
+    assert all(ms > 0 for measured in inductor.measurements for ms in measured.candidate_ms)
+
+
+def test_channels_last_keeps_the_layout_of_outputs():
+    torch.manual_seed(0)
+    conv = nn.Sequential(nn.Conv2d(8, 16, 3, padding=1), nn.SiLU(), nn.Conv2d(16, 8, 3, padding=1))
+    backend = TorchEagerBackend(memory_format="channels_last")
+    wrapper = pl.Module(conv.to("cuda", torch.float16).eval(), strategy=right_only(backend))
+    pl.tune(wrapper, list(torch.randn(2, 8, 32, 32, device="cuda", dtype=torch.float16)))
+    assert wrapper.state == "tuned"
+    with torch.no_grad():
+        assert wrapper(torch.randn(2, 8, 32, 32, device="cuda", dtype=torch.float16)).is_contiguous()
+
+
+def test_quantized_layers_are_counted():
+    pytest.importorskip("torchao")
+    wrapper, _, report = tuned(right_only(TorchAOBackend(quantization="int8wo", compile=False)), torch.bfloat16)
+    record = report.modules[0].graphs[0].decision.candidates[0]
+    assert record.details["num_changed_layers"] == 1
+    assert record.correctness.quality is None or record.correctness.quality >= 0.99
+    assert control_of(wrapper).chosen[0].backend.name == "torchao"
+
+
+def test_a_scheme_that_the_device_cannot_do_is_not_applicable():
+    if torch.cuda.get_device_capability() >= (10, 0):
+        pytest.skip("this device can do all schemes")
+    pytest.importorskip("torchao")
+    strategy = pl.FirstWinsStrategy([TorchAOBackend(quantization="nvfp4dq"), TorchEagerBackend()])
+    _, _, report = tuned(strategy)
+    record = report.modules[0].graphs[0].decision.candidates[0]
+    assert record.status == "not_applicable"
+    assert "compute capability 10.0" in record.reason
+
+
+def test_the_original_may_go_to_the_cpu_and_comes_back_for_other_calls(monkeypatch):
+    monkeypatch.setattr(pl.config, "device_after_tuning", "cpu")
+    wrapper, batch, _ = tuned(right_only(TorchEagerBackend(memory_format="channels_last")))
+    assert wrapper.device.type == "cpu"
+    with torch.no_grad():
+        assert wrapper(batch).device.type == "cuda"
+        with pytest.warns(Warning, match="runs eager"):
+            other = wrapper(torch.randn(9, 3, 64, 64, device="cuda", dtype=torch.float16))
+    assert other.device.type == "cuda"
+    assert wrapper.device.type == "cuda"
