@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final
 
-from perfladder.capturing.compare import Encoded
 from perfladder.progress import Progress
 from perfladder.stats import Comparison, Samples, compare_samples, summarize
 from perfladder.target import LoadedTarget
 from perfladder.tuning.candidates import DEFAULT_GATE
-from perfladder.tuning.correctness import Case, check, expectations
 from perfladder.tuning.inspect import Runner
 from perfladder.tuning.tune_workload import BreakEven, OutputComparison
+from perfladder.tuning.whole_output import compare_output, encode_output, not_compared
 
 if TYPE_CHECKING:
     from typing import Any
@@ -68,15 +67,14 @@ def compare_outputs(sides: Sides, gate: QualityGate | None) -> OutputComparison:
         sides: The workload.
         gate: Least likeness; None: tolerances by dtype, or for backends that are lossy by design the default gate.
     """
-    device = sides.loaded.device
     if gate is None and sides.is_lossy:
         gate = DEFAULT_GATE
     sides.loaded.tell(Progress(label="comparing the whole output"))
     sides.show(tuned=False)
-    expected = expectations(sides.call, [Case("the whole output", lambda: _EMPTY_CALL)], device)
-    itself = check(sides.call, expected, device, gate)
+    expected = encode_output(sides.call())
+    itself = compare_output(expected, encode_output(sides.call()), gate)
     sides.show(tuned=True)
-    found = check(sides.call, expected, device, gate) if itself.reason is None else itself
+    found = compare_output(expected, encode_output(sides.call()), gate) if itself.reason is None else itself
     return OutputComparison(
         is_right=None if itself.reason is not None else found.reason is None,
         reason=f"two plain calls differ: {itself.reason}" if itself.reason is not None else found.reason,
@@ -84,12 +82,8 @@ def compare_outputs(sides: Sides, gate: QualityGate | None) -> OutputComparison:
         max_rel_error=found.max_rel_error,
         quality=found.quality,
         gate=f"{gate.name} >= {gate.minimum:g}" if gate else None,
-        not_compared=_not_compared(expected[0].output),
+        not_compared=not_compared(expected),
     )
-
-
-def _not_compared(output: Encoded) -> list[str]:
-    return [path for path, leaf in output.leaves.items() if leaf.kind == "unsupported"]
 
 
 def time_sides(sides: Sides, pairs: int) -> tuple[Samples, Samples, Comparison]:

@@ -12,8 +12,9 @@ from pydantic import Field, JsonValue, ValidationError, field_validator, model_v
 from perfladder.errors import InputError
 from perfladder.models import Model, input_error
 from perfladder.stats import MIN_PAIRS
-from perfladder.tuning.quality import Metric
 
+Metric = Literal["cosine", "psnr", "ssim"]
+"""Those of `QualityGate`, which brings torch."""
 StrategyName = Literal["first-wins", "max-throughput", "min-latency", "latency-budget", "one-backend"]
 
 

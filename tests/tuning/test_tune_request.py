@@ -1,9 +1,12 @@
 """What the options of `perfladder tune` mean, and which of them are refused."""
 
+from typing import get_args
+
 import pytest
 
 from perfladder.errors import InputError
-from perfladder.tuning.tune_request import BackendChoice, GateChoice, tune_request
+from perfladder.tuning import quality
+from perfladder.tuning.tune_request import BackendChoice, GateChoice, Metric, tune_request
 
 DEFAULTS = {"backends": [], "quality": None, "keep": "faster", "save": None, "cache_dir": None}
 
@@ -42,6 +45,10 @@ def test_a_gate_is_a_metric_and_its_least_value():
     for text in ("cosine", "cosine>0.9", "cosine>=", "cosine>=nan", "likeness>=0.9"):
         with pytest.raises(InputError, match="expected one of cosine, psnr, ssim"):
             GateChoice.parse(text)
+
+
+def test_metrics_are_those_of_the_quality_gate():
+    assert get_args(Metric) == get_args(quality.Metric)
 
 
 def test_what_is_kept_is_a_word_or_a_speedup():
