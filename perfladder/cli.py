@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from perfladder.errors import InputError, NotPossibleHereError, PerfladderError
+from perfladder.progress_display import show_bar, show_lines
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -81,8 +82,9 @@ def _terminate(*_: object) -> None:
 
 
 def _tell_interrupted(exit_code: int, as_json: bool) -> None:
-    has_run = {"run", "demo"} & set(sys.argv[1:2])
-    message = f"Interrupted.{' What was finished is in its folder: perfladder report latest' if has_run else ''}"
+    told = dict.fromkeys(("run", "demo"), " What was finished is in its folder: perfladder report latest")
+    told["tune"] = " Candidates that were finished are not tried again: give the same command once more."
+    message = "Interrupted." + told.get("".join(sys.argv[1:2]), "")
     if as_json:
         _print_error("Interrupted", message, exit_code)
     print(message, file=sys.stderr)
@@ -196,7 +198,7 @@ def capture(
     changes: Set = None,
 ) -> None:
     """Save what one stage receives and returns in real calls: your prompts and pictures too, unless you --redact."""
-    with _errors(as_json), _progress() as tell:
+    with _errors(as_json), show_lines() as tell:
         from perfladder.capturing.api import capture_request, capture_workload
         from perfladder.report import render_capture
 
@@ -232,7 +234,7 @@ def replay(
     changes: Set = None,
 ) -> None:
     """Replay a capture on its stage alone, in a fresh process, and judge whether it stands for the pipeline's calls."""
-    with _errors(as_json), _progress() as tell:
+    with _errors(as_json), show_lines() as tell:
         from perfladder.capturing.api import StageBenchHarness
         from perfladder.report import render_replay
 
@@ -252,7 +254,7 @@ def inspect(
     changes: Set = None,
 ) -> None:
     """List the topmost modules that run, with their time: which are worth tuning?"""
-    with _errors(as_json), _progress() as tell:
+    with _errors(as_json), show_lines() as tell:
         from perfladder.measure_alone import measure_alone
         from perfladder.report import render_inspection
         from perfladder.tuning.inspect_workload import InspectRequest, measure
@@ -262,6 +264,74 @@ def inspect(
         request = InspectRequest(number_of_iterations=iterations, min_depth=min_depth, max_depth=max_depth)
         result = measure_alone(_load(workload, changes or []), measure, request, tell=tell, what="inspecting")
     _show(result, as_json, render_inspection)
+
+
+@app.command()
+def tune(
+    workload: Annotated[str, typer.Argument(help="A workload file (YAML), or the name of a built-in.")],
+    as_json: Json = False,
+    modules: Annotated[
+        list[str] | None, typer.Option("--module", help="Module to tune, as in unet (repeatable); else by --min-share.")
+    ] = None,
+    min_share: Annotated[float, typer.Option("--min-share", help="Least part of the time of a module.")] = 0.05,
+    limit: Annotated[int | None, typer.Option("--limit", help="At most so many modules, the slowest first.")] = None,
+    strategy: Annotated[
+        str,
+        typer.Option("--strategy", help="first-wins, max-throughput, min-latency, latency-budget or one-backend."),
+    ] = "first-wins",
+    latency_budget_ms: Annotated[
+        float | None, typer.Option("--latency-budget-ms", help="Of a module's call, for latency-budget.")
+    ] = None,
+    backends: Annotated[
+        list[str] | None,
+        typer.Option("--backend", help="NAME or NAME:key=value,key=value; several are tried in order."),
+    ] = None,
+    quality: Annotated[
+        str | None, typer.Option("--quality", help="Gate on the whole output: cosine>=0.99, psnr>=30, ssim>=0.95.")
+    ] = None,
+    keep: Annotated[
+        str, typer.Option("--keep", help="faster; a least speedup such as 1.05; or right: whatever is correct.")
+    ] = "faster",
+    pairs: Annotated[int, typer.Option("--pairs", help="Runs of the whole, tuned and plain in turns.")] = 20,
+    save: Annotated[Path | None, typer.Option("--save", help="Archive for what is kept.")] = None,
+    no_isolation: Annotated[
+        bool, typer.Option("--no-isolation", help="First builds in the workload's own process: a crash ends it all.")
+    ] = False,
+    cache_dir: Annotated[Path | None, typer.Option("--cache-dir", help="Folder for builds and what was found.")] = None,
+    clear_cache: Annotated[bool, typer.Option("--clear-cache", help="Forget what earlier tunings found.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Tell what would be tried, and build nothing.")] = False,
+    fail_if_not_faster: Annotated[
+        bool, typer.Option("--fail-if-not-faster", help="Exit with 1 if nothing is kept.")
+    ] = False,
+    changes: Set = None,
+) -> None:
+    """Choose a faster backend for each module that is worth it, and prove the gain on the whole workload."""
+    with _errors(as_json), show_bar(is_silent=as_json) as (tell, on_progress):
+        from perfladder.measure_alone import measure_alone
+        from perfladder.report import render_tuning
+        from perfladder.tuning.tune_request import tune_request
+        from perfladder.tuning.tune_workload import measure
+
+        request = tune_request(
+            modules=modules or None,
+            min_share=min_share,
+            limit=limit,
+            strategy=strategy,
+            latency_budget_ms=latency_budget_ms,
+            backends=backends or [],
+            quality=quality,
+            keep=keep,
+            pairs=pairs,
+            save=save,
+            isolate_builds=not no_isolation,
+            cache_dir=cache_dir,
+            clear_cache=clear_cache,
+            dry_run=dry_run,
+        )
+        file = _load(workload, changes or [])
+        result = measure_alone(file, measure, request, tell=tell, what="tuning", on_progress=on_progress)
+    _show(result, as_json, render_tuning)
+    raise typer.Exit(1 if fail_if_not_faster and result.status == "rejected" else 0)
 
 
 @app.command()
@@ -280,7 +350,7 @@ def doctor(as_json: Json = False) -> None:
 def _run(
     source: str, *, as_json: bool, out: Path, plain: bool, until: str, tracking_uri: str | None, changes: list[str]
 ) -> None:
-    with _errors(as_json), _progress() as tell:
+    with _errors(as_json), show_lines() as tell:
         file = _load(source, changes)
         if plain:
             from perfladder.ladder import climb
@@ -366,31 +436,6 @@ def _errors(as_json: bool) -> Iterator[None]:
             _print_error("InputError", message, InputError.exit_code)
         print(f"error: {message}", file=sys.stderr)
         raise typer.Exit(InputError.exit_code) from None
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str], None]]:
-    """Progress lines on stderr, with a spinner where someone is watching."""
-    import time
-
-    from rich.console import Console
-
-    console = Console(stderr=True, highlight=False)
-    start = time.monotonic()
-
-    def line(text: str) -> str:
-        return f"{time.monotonic() - start:6.1f} s  {text}"
-
-    if not console.is_terminal:
-        yield lambda text: print(line(text), file=sys.stderr, flush=True)
-        return
-    with console.status("starting") as status:
-
-        def tell(text: str) -> None:
-            console.print(line(text), markup=False)
-            status.update(text.partition(":")[0])
-
-        yield tell
 
 
 def _parse_calls(text: str) -> str | list[int]:

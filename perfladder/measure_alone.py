@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from perfladder.device_lock import device_lock
+from perfladder.progress import Progress
 from perfladder.session import Request, Result, Session
 from perfladder.target import LoadRequest, load
 from perfladder.workload import WorkloadFile
@@ -23,6 +24,7 @@ def measure_alone(
     what: str,
     only: str | None = None,
     log_path: Path | None = None,
+    on_progress: Callable[[Progress], None] = lambda _: None,
 ) -> Result:
     """Load the workload in a fresh process and measure there, alone on its device.
 
@@ -34,6 +36,7 @@ def measure_alone(
         what: What the measuring is called there.
         only: The stage to load alone.
         log_path: Receives what the process prints; None: nowhere that stays.
+        on_progress: Receives what the measuring function tells.
     """
     timeout_s = file.workload.timeout_s
     with contextlib.ExitStack() as stack:
@@ -45,4 +48,4 @@ def measure_alone(
         for name in info.lock_names:
             stack.enter_context(device_lock(name, tell=tell))
         tell(what)
-        return session.call(measure, request, timeout_s=timeout_s)
+        return session.call(measure, request, timeout_s=timeout_s, on_progress=on_progress)

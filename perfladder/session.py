@@ -25,6 +25,7 @@ from perfladder.distributed import RankPlace
 from perfladder.errors import PerfladderError, WorkloadCrashError, WorkloadTimeoutError
 from perfladder.guard import descendants, guarded
 from perfladder.models import Model
+from perfladder.progress import Progress
 from perfladder.workload import WorkloadFile
 
 Request = TypeVar("Request", bound=Model)
@@ -85,8 +86,21 @@ class Session:
         """Whether the child still runs."""
         return self._process is not None and self._process.poll() is None
 
-    def call(self, measure: Callable[[Any, Request], Result], request: Request, *, timeout_s: float) -> Result:
+    def call(
+        self,
+        measure: Callable[[Any, Request], Result],
+        request: Request,
+        *,
+        timeout_s: float,
+        on_progress: Callable[[Progress], None] = lambda _: None,
+    ) -> Result:
         """Run `measure(loaded, request)` in the child.
+
+        Args:
+            measure: What to run; it may tell how far it is by `loaded.tell`.
+            request: For it.
+            timeout_s: How long it may be silent.
+            on_progress: Receives what it tells.
 
         Raises:
             WorkloadTimeoutError: No answer in `timeout_s`; the child and all below it were killed.
@@ -94,7 +108,7 @@ class Session:
             PerfladderError: What `measure` raised on purpose, as the same class.
         """
         self.submit(measure, request)
-        return self.result(measure, timeout_s=timeout_s)
+        return self.result(measure, timeout_s=timeout_s, on_progress=on_progress)
 
     def submit(self, measure: Callable[[Any, Request], Result], request: Request) -> None:
         """Send a request without waiting, so that servers can start while the target loads."""
@@ -111,25 +125,40 @@ class Session:
             self._pending = None
             raise self.crash() from None
 
-    def result(self, measure: Callable[[Any, Request], Result], *, timeout_s: float) -> Result:
+    def result(
+        self,
+        measure: Callable[[Any, Request], Result],
+        *,
+        timeout_s: float,
+        on_progress: Callable[[Progress], None] = lambda _: None,
+    ) -> Result:
         """Wait for the answer to the last `submit`."""
         name, self._pending = self._pending, None
         assert name is not None, "nothing was submitted"
-        line = self._read_line(time.monotonic() + timeout_s)
-        if line is None:
-            where = self.where_it_hangs()
-            self.close()
-            raise WorkloadTimeoutError(
-                f"The workload did not finish '{step_name(name)}' within {timeout_s:g} s and was ended, with all it "
-                f"had started.{where} Raise 'timeout_s' in the workload, or give it less work."
-            )
-        if not line:
-            raise self.crash()
-        answer = json.loads(line)
+        answer = self._answer(name, timeout_s)
+        while "progress" in answer:
+            told = Progress.model_validate(answer["progress"])
+            on_progress(told)
+            answer = self._answer(name, told.limit_s or timeout_s)
         if "error" in answer:
             raise rebuild_error(answer["error"])
         result: Result = get_type_hints(measure)["return"].model_validate(answer["result"])
         return result
+
+    def _answer(self, name: str, limit_s: float) -> dict[str, Any]:
+        """The child's next line: progress, a result, or an error."""
+        line = self._read_line(time.monotonic() + limit_s)
+        if line is None:
+            where = self.where_it_hangs()
+            self.close()
+            raise WorkloadTimeoutError(
+                f"The workload did not finish '{step_name(name)}' within {limit_s:g} s and was ended, with all it "
+                f"had started.{where} Raise 'timeout_s' in the workload, or give it less work."
+            )
+        if not line:
+            raise self.crash()
+        answer: dict[str, Any] = json.loads(line)
+        return answer
 
     def forget_submitted(self) -> None:
         """The last `submit` is answered; for who collects the answer with `receive`."""
@@ -196,6 +225,8 @@ class Session:
 
     def _read_line(self, deadline: float) -> bytes | None:
         """One answer; empty when the child has died; None at the deadline."""
+        if b"\n" in self._buffer:
+            return self._take_line()
         poller = select.poll()
         poller.register(self.answers_fd, select.POLLIN)
         while poller.poll(1000 * max(0.0, deadline - time.monotonic())):
@@ -210,8 +241,9 @@ class Session:
         if not chunk:
             return b""
         self._buffer += chunk
-        if b"\n" not in chunk:
-            return None
+        return self._take_line() if b"\n" in chunk else None
+
+    def _take_line(self) -> bytes:
         line, _, self._buffer = self._buffer.partition(b"\n")
         return line
 

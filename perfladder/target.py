@@ -35,6 +35,7 @@ from perfladder.environment import (
 from perfladder.errors import InputError, NotPossibleHereError, PerfladderError, WorkloadError
 from perfladder.instrument import attribute_at, named_modules_of, paths_of, set_attribute_at
 from perfladder.models import Model
+from perfladder.progress import Progress
 from perfladder.stage_alone import Holder, stage_alone
 from perfladder.text import near_names
 from perfladder.workload import SDPA_BACKENDS, Fingerprints, Workload
@@ -121,12 +122,16 @@ class LoadedTarget:
         workload: What to run.
         base_dir: Where relative paths and the user's modules are looked up.
         place: Which rank this process is, if it is one of several.
+
+    Attributes:
+        tell: Where long measurements tell how far they are; a session's child passes it on to its parent.
     """
 
     def __init__(self, workload: Workload, base_dir: Path, place: RankPlace | None = None) -> None:
         self.workload = workload
         self.base_dir = base_dir
         self.place = place
+        self.tell: Callable[[Progress], None] = lambda _: None
         self._ranks: RankGroup | None = None
         self.obj: Any = None
         self.device: torch.device = None  # type: ignore[assignment]  # set by load()
@@ -146,6 +151,11 @@ class LoadedTarget:
             loaded._inputs[""] = dict(inputs)
         loaded._prepare_call()
         return loaded
+
+    def replace_object(self, obj: Any) -> None:
+        """Call another object from now on, which takes what the target takes, such as a wrapper of it."""
+        self.obj = obj
+        self._prepare_call()
 
     def preload(self) -> float:
         """Import torch and the module of the factory; returns the seconds it took."""

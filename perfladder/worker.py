@@ -14,6 +14,7 @@ from typing import Any, get_type_hints
 
 from perfladder.distributed import RankPlace
 from perfladder.errors import PerfladderError
+from perfladder.progress import Progress
 from perfladder.target import LoadedTarget
 from perfladder.workload import parse_workload
 
@@ -33,8 +34,9 @@ def main(arguments: list[str]) -> int:
             return 0
         place = RankPlace.model_validate(hello["place"]) if hello["place"] else None
         loaded = LoadedTarget(parse_workload(hello["workload"]), Path(hello["base_dir"]), place)
-        for line in lines:
-            answer = json.dumps(_answer(loaded, json.loads(line))).encode() + b"\n"
+
+        def send(message: dict[str, Any]) -> None:
+            answer = json.dumps(message).encode() + b"\n"
             if os.getpid() != own_pid:
                 os._exit(0)  # a child that the target forked and never ended; it must not answer in its parent's place
             if not all(_is_still(fd, before) for fd, before in pipes):
@@ -43,6 +45,13 @@ def main(arguments: list[str]) -> int:
                 os._exit(70)
             out.write(answer)
             out.flush()
+
+        def tell(progress: Progress) -> None:
+            send({"progress": progress.model_dump(mode="json")})
+
+        loaded.tell = tell
+        for line in lines:
+            send(_answer(loaded, json.loads(line)))
     return 0
 
 

@@ -12,9 +12,11 @@ from typing import get_args
 import pytest
 import yaml
 from pydantic import BaseModel
+from typer.main import get_command
 
 import perfladder
-from perfladder import errors, workload
+from perfladder import backend, errors, workload
+from perfladder.cli import app
 from perfladder.errors import PerfladderError
 from perfladder.finding import Kind
 from perfladder.findings import POLICY
@@ -26,6 +28,8 @@ from perfladder.rungs.base import Status
 from perfladder.sweep import Sweep
 from perfladder.trace.rows import Row
 from perfladder.trace.warnings import WarningCode
+from perfladder.tuning.config import TuningSettings
+from perfladder.tuning.tune_request import StrategyName
 from perfladder.workload import CompileConfig, Media, Metric, Workload, parse_workload
 
 ROOT = Path(__file__).parents[1]
@@ -167,6 +171,30 @@ def test_every_exit_code_is_named(path):
     section = path.read_text().split("xit codes", 1)[1]
     for code in {0, 1, 130, *(kind.exit_code for kind in kinds)}:
         assert re.search(rf"(\| |[:;] ){code}( \||:? )", section), code
+
+
+def test_the_guide_to_tuning_has_all_settings_options_and_backends():
+    guide = ROOT / "docs" / "tuning.md"
+    rows = {name.strip("`"): row for row in table_rows(guide) for name in re.split(r"`, `", row[0])}
+    for name, info in TuningSettings.model_fields.items():
+        assert name in rows, name
+        if info.default_factory is None:
+            assert rows[name][1].strip("`") == str(info.default), name
+    for variable in ("CACHE_DIR", "TUNING_REPORT", "NVTX", "HARDWARE_METRICS"):
+        assert f"`PERFLADDER_{variable}`" in guide.read_text()
+    flags = {flag for parameter in get_command(app).commands["tune"].params for flag in parameter.opts}
+    section = guide.read_text().split("## The command", 1)[1].split("## Inspect", 1)[0]
+    assert set(re.findall(r"`(--[a-z-]+)", section)) == {flag for flag in flags if flag.startswith("--")}
+    for name, fields in backends_with_options().items():
+        assert name in rows
+        assert fields <= set(re.findall(r"`(\w+)`", rows[name][2])), name
+    for strategy in get_args(StrategyName):
+        assert f"`{strategy}`" in guide.read_text()
+
+
+def backends_with_options() -> dict[str, set[str]]:
+    kinds = [backend.TorchEagerBackend, backend.TorchInductorJitBackend, backend.TorchAOBackend]
+    return {kind.name: set(kind.config_class.model_fields) - {"memory_format"} for kind in kinds}
 
 
 def all_models() -> list[type[BaseModel]]:

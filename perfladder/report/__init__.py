@@ -7,6 +7,7 @@ from perfladder.report.views import (
     render_markdown,
     render_replay,
     render_summary,
+    render_tuning,
     write_report,
 )
 
@@ -19,5 +20,6 @@ __all__ = [
     "render_markdown",
     "render_replay",
     "render_summary",
+    "render_tuning",
     "write_report",
 ]

@@ -11,6 +11,7 @@ from perfladder.report.model import Report
 from perfladder.rungs.capture import CaptureResult
 from perfladder.rungs.harness import HarnessResult
 from perfladder.tuning.inspect_workload import InspectResult
+from perfladder.tuning.tune_workload import TuneWorkloadResult
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -45,6 +46,11 @@ def render_replay(result: HarnessResult) -> str:
 def render_inspection(result: InspectResult) -> str:
     """The modules that ran, as a table."""
     return _templates().get_template("inspect.md.j2").render(result=result)
+
+
+def render_tuning(result: TuneWorkloadResult) -> str:
+    """What was tried for each module, what it does to the whole workload, and when that pays."""
+    return _templates().get_template("tune.md.j2").render(result=result)
 
 
 def _templates() -> Environment:

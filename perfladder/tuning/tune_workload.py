@@ -1,0 +1,381 @@
+"""`perfladder tune`: a workload's modules tuned through its own call, and what that does to the whole call."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from pydantic import Field
+
+from perfladder.errors import InputError, NotPossibleHereError
+from perfladder.models import SCHEMA_VERSION, Model
+from perfladder.progress import Progress
+from perfladder.stats import Comparison, Samples
+from perfladder.target import LoadedTarget
+from perfladder.tuning.tune_request import TuneRequest
+
+if TYPE_CHECKING:
+    from perfladder.tuning.module import ModuleControl
+    from perfladder.tuning.progress import TuneProgress
+    from perfladder.tuning.quality import QualityGate
+    from perfladder.tuning.report import TuningReport
+    from perfladder.tuning.strategies import TuneStrategy
+
+_PACKAGE: Final = str(Path(__file__).parents[1])
+
+
+class TriedCandidate(Model):
+    """One backend on one graph; the report has its samples."""
+
+    description: str = Field(description="The backend, with the options that are not their defaults.")
+    status: Literal["kept", "rejected", "not_applicable", "failed"]
+    reason: str | None
+    is_reused: bool = Field(description="From an earlier tuning of the same thing, not measured anew.")
+    plain_p50_ms: float | None
+    tuned_p50_ms: float | None
+    comparison: Comparison | None = Field(description="With the plain module; None: it was not timed.")
+    max_rel_error: float | None = Field(description="Of the module's outputs; None: they were not compared.")
+    quality: float | None
+    build_s: float | None
+    trial_s: float | None
+
+
+class TunedGraph(Model):
+    """One form of call of a module."""
+
+    name: str
+    inputs: list[str]
+    strategy: str
+    backends: list[str]
+    selected: str | None = Field(description="The backend; `eager` is the plain module; None: nothing was decided.")
+    reason: str | None
+    candidates: list[TriedCandidate]
+
+
+class TunedModule(Model):
+    """One module that was to be tuned."""
+
+    path: str = Field(description="On the target; empty for the target itself.")
+    name: str
+    module_type: str
+    share: float | None = Field(description="Of the whole time; None: the module was named, not chosen.")
+    error: str | None = Field(description="Why it stays as it is.")
+    graphs: list[TunedGraph]
+
+
+class OutputComparison(Model):
+    """The whole output with the chosen backends, against that of the plain modules."""
+
+    is_right: bool | None = Field(description="None: two plain calls differ already, so that nothing can be said.")
+    reason: str | None
+    max_abs_error: float
+    max_rel_error: float = Field(description="Of the largest magnitude of each tensor.")
+    quality: float | None = Field(description="Of the gate's metric; None: it was not needed, or there is no gate.")
+    gate: str | None = Field(description="Metric and least value; None: tolerances by dtype.")
+    not_compared: list[str] = Field(description="Parts of the output that cannot be compared.")
+
+
+class BreakEven(Model):
+    """After how many calls of the workload the tuning has paid for itself."""
+
+    saved_ms_per_call: float | None
+    build_s: float = Field(description="Builds and trials of what was chosen.")
+    calls_for_build: int | None = Field(description="That pay for these.")
+    tuning_s: float = Field(description="The whole tuning, with what was tried and not chosen.")
+    calls_for_tuning: int | None = Field(description="That pay for it all.")
+    reason: str | None = Field(description="Why there is no such number.")
+
+
+class Evidence(Model):
+    """The whole workload, tuned against plain, in one process in turns (AB BA AB ..)."""
+
+    plain_ms: Samples
+    tuned_ms: Samples
+    comparison: Comparison
+    output: OutputComparison
+    break_even: BreakEven
+
+
+class TuneWorkloadResult(Model):
+    """What was tuned, and whether it is kept."""
+
+    schema_version: int = SCHEMA_VERSION
+    workload: str
+    device: str
+    request: TuneRequest
+    status: Literal["kept", "rejected", "dry_run"]
+    reason: str
+    shapes: Literal["fixed"] = Field(
+        default="fixed", description="Sizes are those of the workload's own calls: no axis is taken for the batch."
+    )
+    modules: list[TunedModule]
+    evidence: Evidence | None = Field(description="None: nothing was chosen, or it was a dry run.")
+    num_unseen_calls: int = Field(description="Calls of tuned modules that ran as they are, by their form.")
+    saved_to: str | None
+    report_path: str = Field(description="The whole report of the tuning, with all samples.")
+    duration_s: float = Field(description="Of the tuning; what follows it is not counted.")
+    notes: list[str] = Field(description="Warnings.")
+
+
+def measure(loaded: LoadedTarget, request: TuneRequest) -> TuneWorkloadResult:
+    """Tune modules of the workload's target, and keep that if the whole call shows what `request.keep` asks for.
+
+    What is kept stays in the target; otherwise its modules are as they were.
+
+    Raises:
+        InputError: No module is worth it, a path leads to none, or a backend or an option is wrong.
+        WorkloadError: The workload raised.
+    """
+    # These bring torch, which the command line does without.
+    from perfladder.tuning.config import config
+    from perfladder.tuning.tune import tune
+    from perfladder.tuning.wrap import wrap, wrapped_in
+
+    _check(loaded)
+    strategy, gate = _strategy_of(request), _gate_of(request)
+    with _settings(request), _caught_warnings() as caught:
+        shares = _chosen_modules(loaded, request)
+        _put(loaded, wrap(loaded.obj, list(shares), strategy))
+        is_kept = False
+        try:
+            controls = wrapped_in(loaded.obj)
+            loaded.prepare_run()
+            report = tune(
+                _call_of(loaded),
+                [((), {})],
+                batch_sizes=[loaded.workload.items_per_call],
+                dry_run=request.dry_run,
+                clear_cache=request.clear_cache,
+                quality_gate=gate,
+                on_progress=lambda progress: _tell(loaded, progress),
+            )
+            evidence, is_kept, reason = _judged(loaded, request, controls, report, gate)
+            saved_to = _saved(loaded, request) if is_kept else None
+        finally:
+            if not is_kept:
+                _put_back(loaded)
+        return TuneWorkloadResult(
+            workload=loaded.workload.name,
+            device=str(loaded.device),
+            request=request,
+            status="dry_run" if request.dry_run else "kept" if is_kept else "rejected",
+            reason=reason,
+            modules=[_module_of(module, shares) for module in report.modules],
+            evidence=evidence,
+            num_unseen_calls=sum(sum(control.num_unseen_calls.values()) for control in controls),
+            saved_to=saved_to,
+            report_path=str(config.snapshot().report_path),
+            duration_s=report.duration_s,
+            notes=_notes(caught),
+        )
+
+
+def _check(loaded: LoadedTarget) -> None:
+    if loaded.workload.nproc > 1:
+        raise NotPossibleHereError("nproc: tuning runs in one process; set it to 1, as with --set nproc=1.")
+    if loaded.compiled_modules:
+        raise InputError(
+            "compile: the workload compiles its modules already, and candidates are compared with plain ones. Leave it "
+            "out, as with --set compile=null; the backend inductor_jit does the same, and is checked."
+        )
+
+
+def _strategy_of(request: TuneRequest) -> TuneStrategy:
+    from perfladder.backend.registry import find_backend
+    from perfladder.tuning import strategies
+
+    backends = []
+    for choice in request.backends:
+        options: dict[str, Any] = dict(choice.options)
+        backends.append(find_backend(choice.name)(**options))
+    if request.strategy == "one-backend":
+        return strategies.OneBackendStrategy(backends[0])
+    if request.latency_budget_ms is not None:
+        return strategies.LatencyBudgetStrategy(request.latency_budget_ms, backends or None)
+    kinds: dict[str, type[TuneStrategy]] = {
+        "first-wins": strategies.FirstWinsStrategy,
+        "max-throughput": strategies.MaxThroughputStrategy,
+        "min-latency": strategies.MinLatencyStrategy,
+    }
+    return kinds[request.strategy](backends or None)
+
+
+def _gate_of(request: TuneRequest) -> QualityGate | None:
+    from perfladder.tuning.quality import QualityGate
+
+    return QualityGate(request.quality.metric, request.quality.minimum) if request.quality else None
+
+
+@contextmanager
+def _settings(request: TuneRequest) -> Iterator[None]:
+    """The process's settings as this tuning needs them; plain modules are timed again, so their weights stay."""
+    from perfladder.tuning.config import config
+
+    wanted: dict[str, Any] = {"isolate_builds": request.isolate_builds, "device_after_tuning": "keep"}
+    if request.cache_dir is not None:
+        wanted["cache_dir"] = request.cache_dir
+    before = {name: getattr(config, name) for name in wanted}
+    try:
+        for name, value in wanted.items():
+            setattr(config, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(config, name, value)
+
+
+@contextmanager
+def _caught_warnings() -> Iterator[list[warnings.WarningMessage]]:
+    """Collect warnings inside the block; those that are not perfladder's are given at its end."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield caught
+    for one in caught:
+        if not _is_own(one):
+            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+
+
+def _is_own(warning: warnings.WarningMessage) -> bool:
+    return warning.filename.startswith(_PACKAGE)
+
+
+def _notes(caught: list[warnings.WarningMessage]) -> list[str]:
+    """Perfladder's warnings; that there is one batch size is so for every workload, and has a field of its own."""
+    told = dict.fromkeys(str(one.message) for one in caught if _is_own(one))
+    return [text for text in told if not text.startswith("batch_sizes has one size")]
+
+
+def _chosen_modules(loaded: LoadedTarget, request: TuneRequest) -> dict[str, float | None]:
+    """Paths of the modules to tune, with their shares of the time where those were measured."""
+    if request.modules is not None:
+        return dict.fromkeys(request.modules)
+    from perfladder.tuning.inspect import Runner, inspect_runs
+
+    loaded.tell(Progress(label="looking for modules that are worth tuning"))
+    runner = Runner(loaded.device, lambda: loaded.run().value, prepare=loaded.prepare_run)
+    found = inspect_runs(loaded.obj, runner, [((), {})], range(6), measured=5, warmup=loaded.workload.warmup_runs)
+    worth = found.get_modules(min_execution_ratio=request.min_share, limit=request.limit)
+    if not worth:
+        first = found.get_modules()[0]
+        raise InputError(
+            f"--min-share {request.min_share:g}: no module has such a part of the time; the largest is "
+            f"{first.name} with {found.ratio(first):.3f}. Name it with --module to tune it nevertheless."
+        )
+    return {info.object_path: found.ratio(info) for info in worth}
+
+
+def _put(loaded: LoadedTarget, obj: Any) -> None:
+    if obj is not loaded.obj:
+        loaded.replace_object(obj)
+
+
+def _put_back(loaded: LoadedTarget) -> None:
+    from perfladder.tuning.wrap import unwrap
+
+    _put(loaded, unwrap(loaded.obj))
+
+
+def _call_of(loaded: LoadedTarget) -> Any:
+    def call() -> Any:
+        loaded.prepare_run()
+        return loaded.run().value
+
+    return call
+
+
+def _tell(loaded: LoadedTarget, now: TuneProgress) -> None:
+    """Pass progress on. A candidate may be silent for a first build, a second one here, and its runs."""
+    from perfladder.tuning.config import config
+
+    limit_s = loaded.workload.timeout_s + 2 * config.build_timeout_s if now.num_total else None
+    loaded.tell(
+        Progress(
+            label=now.label,
+            num_done=now.num_done,
+            num_total=now.num_total,
+            remaining_s=now.remaining_s,
+            limit_s=limit_s,
+        )
+    )
+
+
+def _judged(
+    loaded: LoadedTarget,
+    request: TuneRequest,
+    controls: list[ModuleControl],
+    report: TuningReport,
+    gate: QualityGate | None,
+) -> tuple[Evidence | None, bool, str]:
+    """The evidence for what was chosen, whether it is kept, and why."""
+    from perfladder.tuning.tune_evidence import Sides, break_even, compare_outputs, decide, time_sides
+
+    if request.dry_run:
+        return None, False, "Nothing was built."
+    sides = Sides(loaded, [control for control in controls if control.state == "tuned"])
+    if not sides.has_choice:
+        is_any = any(module.error is None for module in report.modules)
+        what = "No candidate is better than the plain modules" if is_any else "No module could be tuned"
+        return None, False, f"{what}: all stay as they are."
+    output = compare_outputs(sides, gate)
+    plain_ms, tuned_ms, comparison = time_sides(sides, request.pairs)
+    evidence = Evidence(
+        plain_ms=plain_ms,
+        tuned_ms=tuned_ms,
+        comparison=comparison,
+        output=output,
+        break_even=break_even(report, plain_ms, comparison),
+    )
+    return evidence, *decide(request.keep, comparison, output)
+
+
+def _saved(loaded: LoadedTarget, request: TuneRequest) -> str | None:
+    if request.save is None:
+        return None
+    from perfladder.tuning.checkpoint import save
+
+    return str(save(loaded.obj, Path(request.save)))
+
+
+def _module_of(module: Any, shares: dict[str, float | None]) -> TunedModule:
+    return TunedModule(
+        path=module.path or "",
+        name=module.name,
+        module_type=module.module_type,
+        share=shares.get(module.path or ""),
+        error=module.error.message if module.error else None,
+        graphs=[_graph_of(graph) for graph in module.graphs],
+    )
+
+
+def _graph_of(graph: Any) -> TunedGraph:
+    decision = graph.decision
+    return TunedGraph(
+        name=graph.name,
+        inputs=[f"{spec.access_path} {spec.dtype} {list(spec.shape)}" for spec in graph.inputs],
+        strategy=graph.strategy_description,
+        backends=graph.backends,
+        selected=decision.selected if decision else None,
+        reason=decision.reason if decision else None,
+        candidates=[_candidate_of(record) for record in (decision.candidates if decision else graph.candidates)],
+    )
+
+
+def _candidate_of(record: Any) -> TriedCandidate:
+    timed = record.measurements[-1] if record.measurements else None
+    right = record.correctness
+    return TriedCandidate(
+        description=record.description,
+        status=record.status,
+        reason=record.reason,
+        is_reused=record.is_reused,
+        plain_p50_ms=timed.baseline_p50_ms if timed else None,
+        tuned_p50_ms=timed.candidate_p50_ms if timed else None,
+        comparison=timed.comparison if timed else None,
+        max_rel_error=right.max_rel_error if right else None,
+        quality=right.quality if right else None,
+        build_s=record.build_s,
+        trial_s=record.trial_s,
+    )

@@ -1,0 +1,123 @@
+"""Whether the output of a whole workload is what it was: numbers within tolerances or a gate, all else exactly."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from perfladder.capturing.compare import Difference, Encoded, compare_values
+from perfladder.capturing.types import capture_types
+from perfladder.tuning.correctness import TOLERANCES
+
+if TYPE_CHECKING:
+    import torch
+
+    from perfladder.tuning.quality import QualityGate
+
+_PIXELS: Final = "pixels of a picture"
+_PICTURE_MODES: Final = ("L", "RGB", "RGBA")
+_LEVELS: Final = 1.0
+"""Of 255: where a number lies between two levels, an error that is within tolerance rounds it to the other one."""
+_SHOWN: Final = 3
+
+
+@dataclass(frozen=True)
+class OutputDifference:
+    """How an output differs from the expected one.
+
+    Attributes:
+        max_abs_error: Over all numbers; levels, for pictures.
+        max_rel_error: Of the largest magnitude of each tensor, or of 255 levels.
+        quality: Of the gate's metric, where tolerances did not do.
+        reason: Why it is wrong; None: it is right.
+    """
+
+    max_abs_error: float
+    max_rel_error: float
+    quality: float | None
+    reason: str | None
+
+
+def encode_output(output: Any) -> Encoded:
+    """An output as it is now, with pictures of Pillow as arrays."""
+    types = {
+        name: replace(known, to_state=_picture_state) if _is_picture(known.kind) else known
+        for name, known in capture_types().items()
+    }
+    return Encoded.of({"output": output}, types)
+
+
+def _is_picture(kind: type) -> bool:
+    return any((base.__module__, base.__name__) == ("PIL.Image", "Image") for base in kind.__mro__)
+
+
+def _picture_state(picture: Any) -> dict[str, Any]:
+    name = _PIXELS if picture.mode in _PICTURE_MODES else "pixels"
+    return {"mode": picture.mode, name: np.array(picture)}
+
+
+def not_compared(output: Encoded) -> list[str]:
+    """Paths of parts that no comparison sees."""
+    return [path for path, leaf in output.leaves.items() if leaf.kind == "unsupported"]
+
+
+def compare_output(expected: Encoded, found: Encoded, gate: QualityGate | None) -> OutputDifference:
+    """Compare two outputs of one workload.
+
+    Args:
+        expected: Of the plain modules.
+        found: Of those that were tuned.
+        gate: Least likeness of numbers that are beyond the tolerance of their dtype; None: those are wrong.
+    """
+    differences = compare_values(expected, found, names=("in the plain output", "in the tuned one"))
+    formal: dict[str, Difference] = {}
+    beyond: dict[str, Difference] = {}
+    worst_abs, worst_rel = 0.0, 0.0
+    for path, difference in differences.items():
+        sides = _numbers(expected, path), _numbers(found, path)
+        if not _is_measured(*sides) or "NaN" in difference.reason:
+            formal[path] = difference
+            continue
+        difference, is_accepted = _judged(path, difference, *sides)  # type: ignore[arg-type]  # they are measured
+        worst_abs, worst_rel = max(worst_abs, difference.max_abs_error), max(worst_rel, difference.max_rel_error)
+        if not is_accepted:
+            beyond[path] = difference
+    reason, quality = _told(formal), None
+    if reason is None and beyond and gate is not None:
+        quality = gate.value_of(expected, found)
+        reason = None if quality >= gate.minimum else f"{gate.name} is {quality:.4g}, below {gate.minimum:g}"
+    elif reason is None:
+        reason = _told(beyond)
+    return OutputDifference(worst_abs, worst_rel, quality, reason)
+
+
+def _numbers(output: Encoded, path: str) -> torch.Tensor | None:
+    leaf = output.leaves.get(path)
+    return output.tensor(leaf) if leaf is not None and leaf.kind in ("tensor", "array") else None
+
+
+def _is_measured(expected: torch.Tensor | None, found: torch.Tensor | None) -> bool:
+    """Whether both are numbers of one form in which an error has a size: floating point, or bytes."""
+    if expected is None or found is None or (expected.dtype, expected.shape) != (found.dtype, found.shape):
+        return False
+    return expected.is_floating_point() or expected.is_complex() or str(expected.dtype) == "torch.uint8"
+
+
+def _judged(path: str, difference: Difference, expected: torch.Tensor, found: torch.Tensor) -> tuple[Difference, bool]:
+    """The difference with its errors, and whether it is within the tolerance."""
+    dtype = str(expected.dtype).removeprefix("torch.")
+    if dtype != "uint8":
+        return difference, difference.max_rel_error <= TOLERANCES.get(dtype, 0.0)
+    levels = float((expected.int() - found.int()).abs().max())
+    reason = f"largest error {levels:g} of 255 levels"
+    is_picture = path.endswith(f".{_PIXELS}")
+    return Difference(reason, levels, levels / 255), is_picture and levels <= _LEVELS
+
+
+def _told(differences: dict[str, Difference]) -> str | None:
+    if not differences:
+        return None
+    shown = [f"{path}: {difference.reason}" for path, difference in list(differences.items())[:_SHOWN]]
+    return "; ".join(shown) + (f"; and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else "")
