@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -344,3 +347,29 @@ def operator_facts(func: Any) -> OperatorFacts:
     written = tuple((index, argument.name) for index, argument in aliases if argument.alias_info.is_write)
     is_view = bool(aliases) and not written and any(result.alias_info is not None for result in schema.returns)
     return OperatorFacts(schema.name, is_view, written)
+
+
+@contextmanager
+def inductor_cache(folder: Path) -> Iterator[None]:
+    """Let Inductor keep its files in a folder inside the block; torch takes that from the process's environment only."""
+    name = "TORCHINDUCTOR_CACHE_DIR"
+    before = os.environ.get(name)
+    os.environ[name] = str(folder)
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = before
+
+
+def has_cpp_compiler() -> bool:
+    """Whether one of the C++ compilers is there that Inductor would take on a CPU."""
+    import torch._inductor.config as settings
+
+    try:
+        names = [str(name) for name in settings.cpp.cxx if name]
+    except (AttributeError, TypeError):
+        names = []
+    return any(shutil.which(name) for name in [*names, "g++", "c++"])

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import types
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, JsonValue, model_validator
 
-from perfladder._torch_private import compile_counters
+from perfladder._torch_private import compile_counters, has_cpp_compiler
 from perfladder.backend.autocast import AutocastConfig, under_autocast
 from perfladder.backend.base import Backend, BuildRequest, Built
 from perfladder.errors import TuningError
@@ -76,13 +77,8 @@ class TorchInductorJitBackend(Backend):
 
 def inductor_is_missing(device: torch.device) -> str | None:
     """What Inductor needs on this kind of device and does not find; None if all is there."""
-    import importlib.util
-    import os
-    import shutil
-
     if device.type == "cpu":
-        compilers = [os.environ.get("CXX"), "g++", "clang++", "c++"]
-        if not any(name and shutil.which(name) for name in compilers):
+        if not has_cpp_compiler():
             return "Inductor needs a C++ compiler: install g++, or set CXX"
     elif importlib.util.find_spec("triton") is None:
         return "Inductor needs Triton on a GPU: pip install triton"

@@ -11,8 +11,8 @@ import shutil
 import sys
 import sysconfig
 import types
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, suppress
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -22,6 +22,7 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
+from perfladder._torch_private import inductor_cache
 from perfladder.files import write_atomically
 from perfladder.models import digest
 from perfladder.tuning.records import CandidateRecord
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("perfladder.tuning")
 
 _LIBRARIES: Final = ("torch", "triton", "torchao", "transformers", "diffusers", "perfladder")
-_INDUCTOR: Final = "TORCHINDUCTOR_CACHE_DIR"
 _RECORDS: Final = "records"
 
 
@@ -71,18 +71,9 @@ class BuildCache:
         safe = "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in module)
         return self.root / "builds" / safe / graph
 
-    @contextmanager
-    def inductor(self) -> Iterator[None]:
+    def inductor(self) -> AbstractContextManager[None]:
         """Let Inductor keep its files here inside the block, for this process."""
-        before = os.environ.get(_INDUCTOR)
-        os.environ[_INDUCTOR] = str(self.root / "inductor")
-        try:
-            yield
-        finally:
-            if before is None:
-                del os.environ[_INDUCTOR]
-            else:
-                os.environ[_INDUCTOR] = before
+        return inductor_cache(self.root / "inductor")
 
     def clear(self) -> None:
         """Remove what is in the folder, and nothing else that somebody put there."""

@@ -88,12 +88,11 @@ def _run(
         stdout=log_fd,
         stderr=log_fd,
         pass_fds=(answer_write, lifeline_read),
-        env=_environment(limits),
         start_new_session=True,
     )
     for fd in (answer_write, lifeline_read):
         os.close(fd)
-    sender = _Sender(process, backend, request)
+    sender = _Sender(process, backend, request, limits.cache_dir)
     try:
         sender.start()
         answer, peak, why = _wait(process, answer_read, limits, deadline)
@@ -115,9 +114,11 @@ def _run(
 class _Sender(threading.Thread):
     """Writes the work into the child's pipe, which may take no more at any time."""
 
-    def __init__(self, process: subprocess.Popen[bytes], backend: Backend, request: BuildRequest) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], backend: Backend, request: BuildRequest, cache_dir: Path | None
+    ) -> None:
         super().__init__(name="perfladder-trial", daemon=True)
-        self._process, self._work = process, (backend, request)
+        self._process, self._work, self._cache_dir = process, (backend, request), cache_dir
         self.error: str | None = None
 
     def run(self) -> None:
@@ -133,6 +134,7 @@ class _Sender(threading.Thread):
             "samples": request.samples,
             "device": str(request.device),
             "folder": str(request.folder),
+            "cache_dir": self._cache_dir,
         }
         try:
             self._process.stdin.write(json.dumps(sys.path).encode() + b"\n")
@@ -181,13 +183,6 @@ def _memory_of(root: int) -> int:
         except (OSError, IndexError):
             continue
     return total
-
-
-def _environment(limits: TrialLimits) -> dict[str, str]:
-    environment = dict(os.environ)
-    if limits.cache_dir is not None:
-        environment["TORCHINDUCTOR_CACHE_DIR"] = str(limits.cache_dir)
-    return environment
 
 
 def _reason(code: int) -> str:

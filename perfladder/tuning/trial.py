@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,7 @@ def main(arguments: list[str]) -> int:
 def _try(work_stream: object) -> str | None:
     import torch
 
+    from perfladder._torch_private import inductor_cache
     from perfladder.backend.base import BuildRequest
 
     try:
@@ -37,8 +39,9 @@ def _try(work_stream: object) -> str | None:
         module, device = work["module"], torch.device(work["device"])
         _lend_names_to_main(module)
         request = BuildRequest(module, module.forward, work["graph"], work["samples"], device, Path(work["folder"]))
-        built = work["backend"].build(request)
-        with torch.no_grad():
+        cache_dir = work["cache_dir"]
+        with nullcontext() if cache_dir is None else inductor_cache(cache_dir), torch.no_grad():
+            built = work["backend"].build(request)
             for args, kwargs in request.calls():
                 built.call(*args, **kwargs)
         if device.type != "cpu":
