@@ -351,7 +351,7 @@ def operator_facts(func: Any) -> OperatorFacts:
 
 @contextmanager
 def inductor_cache(folder: Path) -> Iterator[None]:
-    """Let Inductor keep its files in a folder inside the block; torch takes that from the process's environment only."""
+    """Let Inductor keep its files in a folder inside the block; torch takes it from the environment only."""
     name = "TORCHINDUCTOR_CACHE_DIR"
     before = os.environ.get(name)
     os.environ[name] = str(folder)
