@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib
 import importlib.util
+import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, TypeGuard
 
@@ -128,7 +129,9 @@ class TorchAOBackend(Backend):
         config = getattr(importlib.import_module(scheme.module), scheme.config, None)
         if config is None:
             raise InputError(f"This torchao has no {scheme.config}; {self.config.quantization} needs 0.17 or newer.")
-        return quantize, config()
+        # The first form of some schemes is deprecated; the second one is the default of the others.
+        is_first = getattr(inspect.signature(config).parameters.get("version"), "default", 2) == 1
+        return quantize, config(version=2) if is_first else config()
 
     def _wants(self, layer: nn.Module, _path: str) -> bool:
         return _is_linear(layer) and min(layer.in_features, layer.out_features) >= self.config.min_features

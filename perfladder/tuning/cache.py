@@ -58,6 +58,10 @@ class BuildCache:
             _logger.warning("The record %s in %s cannot be used and is made anew: %s", key, self.root, error)
             return None
 
+    def forget(self, key: str) -> None:
+        """Drop a record."""
+        (self.root / _RECORDS / f"{key}.json").unlink(missing_ok=True)
+
     def write(self, key: str, record: CandidateRecord) -> None:
         """Keep a record."""
         write_atomically(self.root / _RECORDS / f"{key}.json", record.model_dump_json())
@@ -127,13 +131,13 @@ def _bytes_of(tensor: torch.Tensor) -> Any:
 def code_digest(module: nn.Module) -> str:
     """SHA-256 over the source of the module's classes, and over the structure of the module."""
     kinds = {type(part) for part in module.modules()}
-    sources = sorted({_source_of(kind) for kind in kinds})  # type: ignore[arg-type]
+    sources = sorted({source_of(kind) for kind in kinds})  # type: ignore[arg-type]
     structure = [f"{name}:{type(part).__qualname__}" for name, part in module.named_modules()]
     return digest([sources, structure])
 
 
 @lru_cache(maxsize=1024)
-def _source_of(kind: type) -> str:
+def source_of(kind: type) -> str:
     """A library's name and version, the SHA-256 of a source file, or of the code where there is no file."""
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
     if file is not None and _is_installed(file):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from perfladder.backend.base import Backend, BuildRequest, Built
 from perfladder.models import digest
+from perfladder.tuning.cache import source_of
 from perfladder.tuning.correctness import TOLERANCES, Case, Expected, check, expectations
 from perfladder.tuning.isolation import TrialLimits, try_in_child
 from perfladder.tuning.measure import MeasuringStop, Meter, ProfilingStop, Timing, measure_pairs
@@ -55,11 +56,12 @@ class Protocol:
 
 @dataclass(eq=False)
 class Candidate:
-    """A backend, what is known of it, and what it built, if it was built now."""
+    """A backend, what is known of it (from an earlier tuning by `key`), and what it built, if it was built now."""
 
     backend: Backend
     record: CandidateRecord
     built: Built | None = None
+    key: str | None = None
 
     @property
     def is_usable(self) -> bool:
@@ -101,6 +103,7 @@ class GraphWork:
     nvtx: bool = False
     num_builds: int = 0
     _expected: list[Expected] | None = field(default=None, init=False)
+    _checks_correctness: bool = field(default=True, init=False)
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
@@ -109,24 +112,42 @@ class GraphWork:
 
     def evaluate(self, backend: Backend, protocol: Protocol) -> Candidate:
         """What an earlier tuning of the same thing found, or else a trial now."""
-        key = self._key(backend, protocol)
-        if (record := self.cache.read(key)) is not None:
-            return Candidate(backend, record.model_copy(update={"is_reused": True}))
+        key, failed_key = self._key(backend, protocol), self._failed_key(backend, protocol)
+        self._checks_correctness = protocol.checks_correctness
+        for known in (key, failed_key):
+            if (record := self.cache.read(known)) is not None:
+                return Candidate(backend, record.model_copy(update={"is_reused": True}), key=known)
         self.tell(f"{self.control.name}, graph {self.graph.name}: trying {backend!r}")
         with nvtx_range("try", module=self.control.name, backend=backend.name, enabled=self.nvtx):
             candidate = self._try(backend, protocol)
         if candidate.record.status != "not_applicable":
-            self.cache.write(key, candidate.record)
+            self.cache.write(failed_key if candidate.record.status == "failed" else key, candidate.record)
         return candidate
 
-    def build(self, candidate: Candidate) -> Built:
-        """What the candidate built, or a build now for one that is known from before."""
+    def build(self, candidate: Candidate) -> tuple[Built | None, str | None]:
+        """What the candidate built, or a build now for one that is known from before; or why that is no good."""
         key = self._build_key(candidate.backend)
         live = candidate.built or self.control.builds.get(key)
-        if live is None:
-            live = self._build(candidate.backend)
+        if not candidate.record.is_reused:
+            assert live is not None, "it was built to be tried"
+        else:
+            try:
+                live = live or self._build(candidate.backend)
+                if self._checks_correctness:
+                    gate = self.gate if candidate.backend.is_lossy else None
+                    found = check(live.call, self.expected, self.device, gate)
+                    if found.reason is not None:
+                        return None, found.reason
+            except Exception as error:
+                return None, f"{type(error).__name__}: {error}"
         self.control.builds[key] = live
-        return live
+        return live, None
+
+    def forget(self, candidate: Candidate) -> None:
+        """Drop what is known of a candidate from an earlier tuning."""
+        assert candidate.key is not None, "it is known from an earlier tuning"
+        self.cache.forget(candidate.key)
+        self.control.builds.pop(self._build_key(candidate.backend), None)
 
     def build_folder(self, backend: Backend) -> Path:
         """Where a backend's build writes."""
@@ -239,8 +260,15 @@ class GraphWork:
         return BuildRequest(self.control.inner, self.control.plain, self.graph, self.samples, self.device, folder)
 
     def _build_key(self, backend: Backend) -> str:
-        return digest([self.key, backend.name, backend.config.model_dump(mode="json")])
+        sizes = [spec.max_shape for spec in self.graph.inputs]  # a search for larger batches may have changed them
+        code = source_of(type(backend))
+        return digest([self.key, sizes, backend.name, code, backend.config.model_dump(mode="json")])
 
     def _key(self, backend: Backend, protocol: Protocol) -> str:
         gate = [repr(self.gate), self.pipeline_gate_name] if backend.is_lossy else None
         return digest([self._build_key(backend), repr(protocol), gate])
+
+    def _failed_key(self, backend: Backend, protocol: Protocol) -> str:
+        """What failed may have done so for a lack of time or memory, and gets another try under other limits."""
+        limits = self.limits
+        return digest([self._key(backend, protocol), limits.timeout_s, limits.max_memory_bytes, limits.is_wanted])

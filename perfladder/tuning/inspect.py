@@ -215,7 +215,10 @@ def inspect(
     calls = list(calls_of(dataset, 1, max_batches=max(number_of_iterations, warmup_iterations, 1)))
     runner = Runner(resolve_device(device_of(_root(obj))), function, clock=clock)
     depths = range(min_depth, max_depth + 1)
-    return inspect_runs(obj, runner, calls, depths, measured=number_of_iterations, warmup=warmup_iterations)
+    found = inspect_runs(obj, runner, calls, depths, measured=number_of_iterations, warmup=warmup_iterations)
+    for info in found.get_modules():
+        info.inspected = function
+    return found
 
 
 def inspect_runs(

@@ -65,4 +65,4 @@ def _throughput(work: GraphWork, size: int) -> float | None:
         gc.collect()
         if work.device.type != "cpu":
             torch.accelerator.memory.empty_cache()
-    return size / min(times) * 1000
+    return size / max(min(times), 1e-6) * 1000

@@ -144,7 +144,7 @@ class ProfilingConfig:
     """How candidates are timed.
 
     Args:
-        batch_sizes: Which; None: those of the recording, rounded up to powers of two where the graph has them.
+        batch_sizes: Which; None: those of the recording, and the graph's largest.
         measurement_stop_strategy: How often each.
         profiling_stop_strategy: When to go on to no larger one.
 

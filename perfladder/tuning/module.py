@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import inspect
 import logging
 import threading
+import types
 import warnings
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -44,9 +47,17 @@ _logger = logging.getLogger("perfladder.tuning")
 
 @dataclass(eq=False)
 class Recording:
-    """The graphs seen so far, and samples of each."""
+    """The graphs seen so far, and samples of each.
+
+    Attributes:
+        table: The graphs.
+        is_asked: Somebody called `enable_recording`; otherwise it is of first calls, or of `tune`, and `tune` begins
+            anew, since the batch size of such calls is not known, or they are those of an earlier dataset.
+        samples: By name of the graph.
+    """
 
     table: GraphTable
+    is_asked: bool
     samples: dict[str, list[Sample]] = field(default_factory=dict)
 
 
@@ -104,7 +115,7 @@ class ModuleControl:
         dynamic_shapes: Mapping[SemanticPath, Shape] | None,
     ) -> None:
         self.inner = inner
-        self.plain: Call = inner.forward
+        self.plain: Call = _own_forward(inner)
         self.name = name
         self.strategy = strategy
         self.strategies = strategies
@@ -150,6 +161,11 @@ class ModuleControl:
         return self._table
 
     @property
+    def has_lost_weights(self) -> bool:
+        """Whether the plain module cannot run, since its weights were given up."""
+        return any(weight.device.type == "meta" for weight in self.inner.parameters())
+
+    @property
     def graphs(self) -> list[GraphSpec]:
         """The forms of call that were recorded.
 
@@ -186,6 +202,27 @@ class ModuleControl:
             TuningError: It is tuned, and `force` is not given, with which the recording begins anew.
         """
         self._leave_tuned("recording", force)
+        self._begin_recording(is_asked=True)
+
+    def record_anew(self) -> None:
+        """Record for `tune`: from the start, but after calls that were recorded because somebody asked for it."""
+        self._leave_tuned("recording", force=True)
+        if self.recording is not None and not self.recording.is_asked:
+            self.recording = None
+        self._begin_recording(is_asked=False)
+
+    def saved(self) -> Callable[[], None]:
+        """What puts the module back into the state it is in now, with what was chosen and recorded."""
+        names = ("_state", "_route", "_active", "_table", "_home", "chosen", "recording")
+        values = {name: getattr(self, name) for name in names}
+        return lambda: vars(self).update(values)
+
+    def _begin_recording(self, *, is_asked: bool) -> None:
+        if self.has_lost_weights:
+            raise TuningError(
+                f"{self.name}: its original weights were given up (config.device_after_tuning = 'meta'), so that it "
+                "cannot be recorded; load them again first."
+            )
         if self.recording is None:
             snapshot = config.snapshot()
             table = GraphTable(
@@ -194,7 +231,7 @@ class ModuleControl:
                 limit=snapshot.max_num_graphs,
                 dynamic_shapes=self.dynamic_shapes,
             )
-            self.recording = Recording(table)
+            self.recording = Recording(table, is_asked)
         self._state, self._route = "recording", self._record
 
     def activate(self) -> None:
@@ -250,7 +287,7 @@ class ModuleControl:
     def _first_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with self._lock:
             if self._state == "init":
-                self.enable_recording()
+                self._begin_recording(is_asked=False)
         return self._route(args, kwargs)
 
     def _record(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -270,7 +307,7 @@ class ModuleControl:
         with self._lock:
             recording.table.observe_output(graph, result, batch_size)
             if sample is not None:
-                kept.append(sample)
+                _keep(kept, sample, config.max_num_samples_stored)
         return result
 
     def _dispatcher(self, snapshot: TuningSettings) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
@@ -312,7 +349,7 @@ class ModuleControl:
 
     def _unseen(self, reason: str, is_error: bool) -> Call:
         """The plain module, counting its calls; the first one for this reason warns."""
-        lost = any(weight.device.type == "meta" for weight in self.inner.parameters())
+        lost = self.has_lost_weights
         if is_error or lost:
             remedy = (
                 "Its original weights were given up (config.device_after_tuning = 'meta'), so that it cannot run eager."
@@ -327,29 +364,44 @@ class ModuleControl:
             warnings.warn(f"{self.name} runs eager. {reason}", UnseenGraphWarning, stacklevel=2)
 
         def counting(*args: Any, **kwargs: Any) -> Any:
-            self.num_unseen_calls[reason] += 1
+            with self._lock:
+                self.num_unseen_calls[reason] += 1
             return self.plain(*args, **kwargs)
 
         return counting
 
 
 def _is_wanted(kept: Sequence[Sample], batch_size: int | None, limit: int) -> bool:
-    """Samples of every batch size are kept, up to the limit; the first of a size replaces nothing."""
-    if len(kept) < limit:
-        return True
-    sizes = [sample.batch_size for sample in kept]
-    return batch_size not in sizes and len(set(sizes)) < limit
+    """Whether a sample is kept: up to the limit each is, and beyond it one of a new batch size while sizes repeat."""
+    sizes = {sample.batch_size for sample in kept}
+    return len(kept) < limit or (batch_size not in sizes and len(sizes) < len(kept))
+
+
+def _keep(kept: list[Sample], sample: Sample, limit: int) -> None:
+    """Add a sample; where there are enough, in the place of the last one of the most frequent batch size."""
+    if len(kept) >= limit:
+        (most, _), *_ = Counter(other.batch_size for other in kept).most_common(1)
+        kept.remove(next(other for other in reversed(kept) if other.batch_size == most))
+    kept.append(sample)
 
 
 class _Own:
     """A name that the wrapper adds; whatever the module itself has by that name goes first."""
 
-    def __init__(self, read: Callable[[ModuleControl], Any]) -> None:
-        self._read = read
-        self.__doc__ = read.__doc__
+    def __init__(self, read: Callable[[ModuleControl], Any], name: str = "") -> None:
+        self._read, self._name = read, name
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
 
     def __get__(self, instance: Any, owner: type) -> Any:
-        return self if instance is None else self._read(control_of(instance))
+        if instance is None:
+            return self
+        # Weights and submodules are looked up after the class, where this one stands in their way.
+        for kind in ("_parameters", "_buffers", "_modules"):
+            if self._name in vars(instance).get(kind, ()):
+                return vars(instance)[kind][self._name]
+        return self._read(control_of(instance))
 
 
 class Module(nn.Module):
@@ -391,8 +443,7 @@ class Module(nn.Module):
         _check_module(module)
         if strategy is not None and strategies is not None:
             raise InputError("strategy and strategies: give one of them.")
-        if strategies is not None and not isinstance(strategies, (list, tuple, Mapping)):
-            raise InputError(f"strategies: expected a list or a mapping, got a {type(strategies).__name__}.")
+        _check_strategies(strategy, strategies)
         if dynamic_shapes is not None:
             check_dynamic_shapes(dynamic_shapes)
         kind = type(module)
@@ -431,6 +482,17 @@ def control_of(wrapper: Any) -> ModuleControl:
     return control
 
 
+def _check_strategies(strategy: Any, strategies: Any) -> None:
+    from perfladder.tuning.strategies import TuneStrategy
+
+    if strategies is not None and not isinstance(strategies, (list, tuple, Mapping)):
+        raise InputError(f"strategies: expected a list or a mapping, got a {type(strategies).__name__}.")
+    several = strategies.values() if isinstance(strategies, Mapping) else strategies or ()
+    for name, one in (("strategy", strategy), *(("strategies", one) for one in several)):
+        if one is not None and not isinstance(one, TuneStrategy):
+            raise InputError(f"{name}: {one!r} is no strategy; give objects such as MaxThroughputStrategy().")
+
+
 def _check_module(module: Any) -> None:
     if not isinstance(module, nn.Module):
         raise InputError(f"module: expected a torch.nn.Module, got a {type(module).__name__}.")
@@ -445,16 +507,20 @@ def _check_module(module: Any) -> None:
 def _wrapper_class(control: ModuleControl) -> type:
     """A class for one wrapper: that of the plain module, with another forward."""
     inner, kind = control.inner, type(control.inner)
-    plain = control.plain
+    plain, plain_forward = control.plain, kind.forward
+    is_replaced = "forward" in vars(inner)
 
     def forward(self: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-        # Compilers see through to the module's own code.
-        if torch.compiler.is_compiling():
-            return plain(*args, **kwargs)
+        # Compilers see through to the module's own code; a method that was copied with its module is of that copy.
+        if torch.compiler.is_compiling() or type(self) is kind:
+            if is_replaced:
+                return plain(*args, **kwargs)
+            return plain_forward(self, *args, **kwargs)
         return control._route(args, kwargs)
 
-    functools.update_wrapper(forward, kind.forward)
-    is_replaced = "forward" in vars(inner)
+    functools.update_wrapper(forward, plain_forward)
+    if is_replaced:
+        forward.__signature__ = _with_self(inner.forward)  # type: ignore[attr-defined]
     names: dict[str, Any] = {
         "__module__": kind.__module__,
         "__qualname__": kind.__qualname__,
@@ -462,13 +528,14 @@ def _wrapper_class(control: ModuleControl) -> type:
         "__new__": lambda _cls, *args, **kwargs: kind(*args, **kwargs),
         "__init__": lambda _self, *_args, **_kwargs: None,
         "__reduce_ex__": _refuse_pickling,
+        "__copy__": lambda _self: copy.copy(inner),
         "__deepcopy__": _copy_plain,
         "_perfladder_control": control,
-        "forward": _ReplacedForward(forward) if is_replaced else forward,
+        "forward": _ReplacedForward(inner, forward) if is_replaced else forward,
     }
     names |= {name: _of_inner(name) for name in vars(Module) if _is_added(name) and hasattr(inner, name)}
     meta: Any = type(kind)
-    made: type = meta(kind.__name__, (kind, Module), names)
+    made: type = meta(kind.__name__, (Module,) if kind is nn.Module else (kind, Module), names)
     return made
 
 
@@ -477,17 +544,50 @@ def _is_added(name: str) -> bool:
 
 
 def _of_inner(name: str) -> _Own:
-    return _Own(lambda control: getattr(control.inner, name))
+    return _Own(lambda control: getattr(control.inner, name), name)
+
+
+def _own_forward(inner: nn.Module) -> Call:
+    """The module's forward; one that lies in its attributes, as hooks of other libraries do, is read at each call."""
+    if "forward" not in vars(inner):
+        return inner.forward
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return inner.forward(*args, **kwargs)
+
+    functools.update_wrapper(forward, inner.forward)
+    return forward
+
+
+def _with_self(forward: Call) -> inspect.Signature | None:
+    """The signature of a function that takes the module first and the arguments of `forward` after it."""
+    try:
+        signature = inspect.signature(forward)
+    except (TypeError, ValueError):
+        return None
+    first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    return signature.replace(parameters=[first, *signature.parameters.values()])
+
+
+def drop_own_forward(control: ModuleControl) -> None:
+    """Take the wrapper's forward out of the attributes that it shares with the module.
+
+    A library that puts a hook over `wrapper.forward`, and later takes it off, leaves it there.
+    """
+    forward = vars(control.inner).get("forward")
+    if isinstance(forward, types.MethodType) and isinstance(forward.__self__, Module):
+        del vars(control.inner)["forward"]
 
 
 class _ReplacedForward:
     """The wrapper's forward where the module has one of its own in its attributes, which both share.
 
-    Such a forward goes before the class's. Here the class's goes first, until somebody sets another one.
+    Such a forward goes before the class's. Here the class's goes first, until somebody sets another one. Setting the
+    module's own method again, as a library does that takes its hook off, changes the module.
     """
 
-    def __init__(self, function: Call) -> None:
-        self._function = function
+    def __init__(self, inner: nn.Module, function: Call) -> None:
+        self._inner, self._function = inner, function
         self._later: Any = None
 
     def __get__(self, instance: Any, owner: type) -> Any:
@@ -496,7 +596,16 @@ class _ReplacedForward:
         return self._later or self._function.__get__(instance, owner)
 
     def __set__(self, instance: Any, value: Any) -> None:
-        self._later = value
+        function = getattr(value, "__func__", None)
+        if function is type(self._inner).forward and value.__self__ is self._inner:
+            vars(self._inner)["forward"] = value
+            self._later = None
+        else:
+            self._later = None if function is self._function else value
+
+    def __delete__(self, instance: Any) -> None:
+        vars(self._inner).pop("forward", None)
+        self._later = None
 
 
 def _refuse_pickling(wrapper: Any, _protocol: Any) -> NoReturn:
@@ -505,7 +614,5 @@ def _refuse_pickling(wrapper: Any, _protocol: Any) -> NoReturn:
 
 def _copy_plain(wrapper: Any, memo: dict[int, Any]) -> nn.Module:
     """A deep copy is one of the plain module: what was chosen belongs to this one's weights."""
-    import copy
-
     copied: nn.Module = copy.deepcopy(control_of(wrapper).inner, memo)
     return copied

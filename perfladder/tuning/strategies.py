@@ -65,7 +65,8 @@ class TuneStrategy(ABC):
                 raise InputError(f"backends: {backend!r} is no backend; give objects such as TorchEagerBackend().")
         if backends is not None and not backends:
             raise InputError("backends: give at least one, or None for the defaults.")
-        if not 0 <= min_speedup_threshold_percent < 1000:
+        is_number = isinstance(min_speedup_threshold_percent, (int, float))
+        if not is_number or not 0 <= min_speedup_threshold_percent < 1000:
             raise InputError(
                 "min_speedup_threshold_percent: expected a percentage from 0 up, got "
                 f"{min_speedup_threshold_percent!r}."
@@ -380,7 +381,7 @@ def _is_baseline(backend: Backend) -> bool:
 
 def _rejected(candidate: Candidate, reason: str) -> Candidate:
     record = candidate.record.model_copy(update={"status": "rejected", "reason": reason})
-    return Candidate(candidate.backend, record, None)
+    return Candidate(candidate.backend, record, None, candidate.key)
 
 
 def _too_slow(candidate: Candidate) -> str | None:

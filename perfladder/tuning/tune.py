@@ -6,7 +6,7 @@ import inspect
 import logging
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -26,7 +26,7 @@ from perfladder.tuning.inspect import num_layers, precisions
 from perfladder.tuning.isolation import TrialLimits
 from perfladder.tuning.logs import only_own_messages
 from perfladder.tuning.measure import Meter
-from perfladder.tuning.module import Chosen, ModuleControl, RecordingSession, recording_session
+from perfladder.tuning.module import Chosen, ModuleControl, RecordingSession, drop_own_forward, recording_session
 from perfladder.tuning.observe import HardwareMetrics, nvtx_range
 from perfladder.tuning.progress import Progress, TuneProgress
 from perfladder.tuning.quality import QualityGate
@@ -63,6 +63,7 @@ class _Work:
     reports: list[ModuleReport] = field(default_factory=list)
     hardware: HardwareMetrics | None = None
     created_at: datetime = field(default_factory=lambda: datetime.now(UTC))
+    before: dict[ModuleControl, Callable[[], None]] = field(default_factory=dict)
 
 
 def tune(
@@ -83,8 +84,10 @@ def tune(
     """Choose for each wrapped module, and each form of its calls, the backend that its strategy finds best.
 
     The function is called with the dataset's samples at each batch size while the modules record; then they are tuned
-    one by one, and serve calls by what was chosen. A module that cannot be tuned stays as it is. What an earlier
-    tuning of the same weights, code, calls, versions and device found is not measured again.
+    one by one, and serve calls by what was chosen. A module that cannot be tuned runs as the plain one. What an earlier
+    tuning of the same weights, code, calls, versions and device found is not measured again. Where the function or the
+    dataset fails, modules that were tuned before stay so, as they do in a dry run, or if the function does not call
+    them.
 
     Args:
         func: What uses the wrapped modules: one of them, a pipeline, or a function that calls one.
@@ -96,8 +99,9 @@ def tune(
         disable_external_logging: Mute the log handlers for all but perfladder's own messages, during this call.
         clear_cache: Forget earlier tunings first; only perfladder's own folder is emptied.
         ignore_failing_modules: Leave a module as it is if it cannot be tuned, instead of raising.
-        quality_gate: Least likeness of the function's output with a lossy candidate to that without; by default each
-            module's own output has to have a cosine similarity of 0.99.
+        quality_gate: Least likeness of the function's output with a lossy candidate to that without, as a `QualityGate`
+            or as a function of both outputs that returns at least 0 where it accepts; by default each module's own
+            output has to have a cosine similarity of 0.99.
         on_progress: Is told what is done now, and about how long the rest takes.
         clock: Nanoseconds.
 
@@ -127,8 +131,10 @@ def tune(
         cache.clear()
     gate = quality_gate if quality_gate is None or isinstance(quality_gate, QualityGate) else None
     if quality_gate is not None and gate is None:
-        gate = QualityGate(quality_gate, 0.0)  # type: ignore[arg-type]
-    wanted = torch.device(device) if device is not None else None
+        if not callable(quality_gate):
+            raise InputError(f"quality_gate: expected a pl.QualityGate or a function, got {quality_gate!r}.")
+        gate = QualityGate(quality_gate, 0.0)
+    wanted = _device(device)
     progress = Progress(on_progress)
     work = _Work(func, settings, cache, clock, dry_run, ignore_failing_modules, gate, progress, wanted)
     with ExitStack() as stack:
@@ -138,7 +144,7 @@ def tune(
             work.hardware = stack.enter_context(HardwareMetrics())
         try:
             controls = _record(work, dataset, sizes, max_num_batches_per_batch_size)
-            stack.callback(_settle, controls)
+            stack.callback(_settle, work, controls)
             _tune_all(work, controls)
         except BaseException as error:
             _publish(work, Failure.of(error))
@@ -165,7 +171,16 @@ def _publish(work: _Work, error: Failure | None) -> TuningReport:
     return report
 
 
+def _device(device: str | torch.device | None) -> torch.device | None:
+    try:
+        return torch.device(device) if device is not None else None
+    except (RuntimeError, TypeError) as error:
+        raise InputError(f"device: {device!r} is none; expected cpu, cuda, cuda:1 and so on.") from error
+
+
 def _checked_sizes(batch_sizes: Sequence[int] | None) -> list[int]:
+    if batch_sizes is not None and not isinstance(batch_sizes, (list, tuple, range)):
+        raise InputError(f"batch_sizes: expected a list such as [1, 2], got {batch_sizes!r}.")
     sizes = list(dict.fromkeys(batch_sizes or _DEFAULT_BATCH_SIZES))
     for size in sizes:
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
@@ -183,11 +198,12 @@ def _record(work: _Work, dataset: Any, sizes: Sequence[int], most: int | None) -
     """Make all calls; returns the wrapped modules that the function reaches."""
     controls = wrapped_in(work.func)
     session = RecordingSession()
-    for control in controls:
-        control.enable_recording(force=True)
-        control.session = session
+    work.before = {control: control.saved() for control in controls if control.state == "tuned"}
     token = recording_session.set(session)
     try:
+        for control in controls:
+            control.record_anew()
+            control.session = session
         for size in sizes:
             session.batch_size = size
             for args, kwargs in calls_of(dataset, size, max_batches=most):
@@ -196,7 +212,7 @@ def _record(work: _Work, dataset: Any, sizes: Sequence[int], most: int | None) -
                 with user_code("The function"), torch.no_grad():
                     consume(work.func(*args, **kwargs), work.clock)
     except BaseException:
-        _settle([*controls, *session.called])
+        _settle(work, [*controls, *session.called])
         raise
     finally:
         recording_session.reset(token)
@@ -210,13 +226,22 @@ def _record(work: _Work, dataset: Any, sizes: Sequence[int], most: int | None) -
         )
     for control in controls:
         control.enable_passthrough()
+    untouched = [control for control in controls if control in work.before and control not in session.called]
+    for control in untouched:
+        _logger.info("%s was not called by the function, and stays tuned as it is", control.name)
+        work.before[control]()
+    controls = [control for control in controls if control not in untouched]
+    if not work.dry_run:
+        work.before.clear()  # what was chosen before is given up from here on
     return controls
 
 
-def _settle(controls: Sequence[ModuleControl]) -> None:
+def _settle(work: _Work, controls: Sequence[ModuleControl]) -> None:
     """What is not tuned runs as it is."""
     for control in controls:
-        if control.state != "tuned":
+        if control in work.before:
+            work.before[control]()
+        elif control.state != "tuned":
             control.enable_passthrough()
 
 
@@ -257,15 +282,15 @@ def _tune_module(work: _Work, control: ModuleControl, plan: Sequence[tuple[Graph
                 graphs.append(GraphReport.of(graph_work, strategy))
                 continue
             try:
-                decision = strategy.tune(graph_work)
+                decision, served = _decided(graph_work, strategy)
             except TuningError as failure:
                 graphs.append(GraphReport.of(graph_work, strategy, candidates=failure.candidates))
                 raise
             finally:
+                work.num_builds += graph_work.num_builds
                 work.progress.advance(len(strategy.backends_for(control.inner, graph_work.device.type)))
-            chosen.append(_chosen(graph_work, decision))
+            chosen.append(served)
             graphs.append(GraphReport.of(graph_work, strategy, decision=decision.record))
-            work.num_builds += graph_work.num_builds
             _logger.info(
                 "%s, graph %s: %s. %s", control.name, graph.name, decision.record.selected, decision.record.reason
             )
@@ -273,11 +298,18 @@ def _tune_module(work: _Work, control: ModuleControl, plan: Sequence[tuple[Graph
             assert control.recording is not None, "it was recorded"
             control.set_tuned(control.recording.table, [one for one, _ in chosen], work.settings)
             _move_original(work, control, owns_weights=all(owns for _, owns in chosen))
-    except PerfladderError as failure:
-        error = failure
-        work.errors.append(failure)
-        _logger.warning("%s stays as it is: %s", control.name, failure)
+    except Exception as failure:
+        error = failure if isinstance(failure, PerfladderError) else _unexpected(control, failure)
+        work.errors.append(error)
+        _logger.warning("%s stays as it is: %s", control.name, error)
     return ModuleReport.of(control, graphs, error)
+
+
+def _unexpected(control: ModuleControl, failure: Exception) -> TuningError:
+    _logger.warning("%s", control.name, exc_info=failure)
+    error = TuningError(f"{control.name}: {type(failure).__name__}: {failure}")
+    error.__cause__ = failure
+    return error
 
 
 def _check_recording(work: _Work, control: ModuleControl) -> None:
@@ -290,6 +322,18 @@ def _check_recording(work: _Work, control: ModuleControl) -> None:
     if recording is None or not recording.table.graphs:
         raise InputError(f"{control.name} was not called by the function, so that there is nothing to tune.")
     recording.table.check_dynamic_paths()
+    drop_own_forward(control)
+    for graph in recording.table.graphs:
+        if not recording.samples.get(graph.name):
+            raise InputError(f"{control.name}, graph {graph.name}: every call of this form raised.")
+    if isinstance(control.strategies, Mapping):
+        names = [graph.name for graph in recording.table.graphs]
+        for name in (name for name in control.strategies if name not in names):
+            warnings.warn(
+                f"{control.name}: strategies has {name!r}, which is no graph here; there are {', '.join(names)}.",
+                UserWarning,
+                stacklevel=2,
+            )
     if control.inner.training:
         raise InputError(f"{control.name} is in training mode; call its eval() before it is tuned.")
     if any(hasattr(part, "_hf_hook") for part in control.inner.modules()):
@@ -354,6 +398,8 @@ def _graph_work(work: _Work, control: ModuleControl, graph: GraphSpec) -> GraphW
         gate = work.quality_gate
         graph_work.pipeline_gate_name = f"{gate.name} >= {gate.minimum:g}"
         graph_work.pipeline_gate = lambda call: _gated(work, gate, control, graph, call)
+        # The whole output decides: of a module's own it is told, and any value is good enough.
+        graph_work.gate = QualityGate("cosine", -1.0)
     return graph_work
 
 
@@ -377,15 +423,25 @@ def _output_of(work: _Work, device: torch.device) -> Any:
         return list(output) if inspect.isgenerator(output) else output
 
 
-def _chosen(work: GraphWork, decision: Decision) -> tuple[Chosen, bool]:
-    """What serves the graph, and whether it needs the module's own weights no more."""
-    if decision.winner is None:
-        return Chosen(work.graph, None, "eager", record=decision.record), False
-    built, backend = work.build(decision.winner), decision.winner.backend
-    folder = work.build_folder(backend)
-    return Chosen(
-        work.graph, built.call, decision.record.selected, backend, folder, decision.record
-    ), built.owns_weights
+def _decided(work: GraphWork, strategy: TuneStrategy) -> tuple[Decision, tuple[Chosen, bool]]:
+    """The decision, with what serves the graph, and whether that needs the module's own weights no more.
+
+    A winner that is known from an earlier tuning is built, and held against the samples of this one. Where it fails,
+    what was known of it is forgotten, and the decision is made again.
+    """
+    while True:
+        decision = strategy.tune(work)
+        winner = decision.winner
+        if winner is None:
+            return decision, (Chosen(work.graph, None, "eager", record=decision.record), False)
+        built, why_not = work.build(winner)
+        if built is not None:
+            folder = work.build_folder(winner.backend)
+            selected = decision.record.selected
+            served = Chosen(work.graph, built.call, selected, winner.backend, folder, decision.record)
+            return decision, (served, built.owns_weights)
+        _logger.info("%r, known from an earlier tuning, is tried anew: %s", winner.backend, why_not)
+        work.forget(winner)
 
 
 def _move_original(work: _Work, control: ModuleControl, *, owns_weights: bool) -> None:

@@ -5,20 +5,25 @@ from __future__ import annotations
 import functools
 import inspect
 import types
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from torch import nn
 
+from perfladder._torch_private import MODULE_INTERNALS
 from perfladder.errors import InputError
-from perfladder.instrument import attribute_at, paths_of, set_attribute_at
+from perfladder.instrument import attribute_at, set_attribute_at
 from perfladder.profiling.discover import find_parts
 from perfladder.text import near_names
 from perfladder.tuning.inspect import ModuleInfo
-from perfladder.tuning.module import Module, ModuleControl, control_of
+from perfladder.tuning.module import Module, ModuleControl, control_of, drop_own_forward
 
 if TYPE_CHECKING:
     from perfladder.tuning.strategies import TuneStrategy
+
+_MAX_DEPTH: Final = 4
+"""Attributes, lists and dicts, one in the other, in which references are looked for; modules do not count."""
 
 
 def wrap(
@@ -36,13 +41,14 @@ def wrap(
         strategies: One for each instead: a list in the order of `modules`, or a mapping by path.
 
     Returns:
-        The object, with wrappers in the place of the modules, at each of its own attributes where they lie. For the
-        object itself as a module: its wrapper.
+        The object, with wrappers in the place of the modules, at each reference to them. For the object itself as a
+        module: its wrapper.
 
     Raises:
         InputError: There is no module, a path leads to none, one lies in another one, one is wrapped already, or the
             strategies do not fit the modules. Nothing is changed then.
     """
+    modules = list(modules)
     paths = [_path_of(entry) for entry in modules]
     if not paths:
         raise InputError("modules: there is none to wrap; is the ratio or the limit of get_modules too strict?")
@@ -53,16 +59,19 @@ def wrap(
         if not isinstance(module, nn.Module):
             raise InputError(f"modules: {path!r} is a {type(module).__name__}, not a module.")
     entries = [entry for entry in modules if isinstance(entry, ModuleInfo)]
-    wrappers = {path: Module(module, path or None, chosen[path]) for path, module in found.items()}
+    made: dict[int, Module] = {}
+    for path, module in found.items():
+        if id(module) not in made:  # else one module at two paths
+            made[id(module)] = Module(module, path or None, chosen[path])
+    wrappers = {path: made[id(module)] for path, module in found.items()}
     for entry in entries:
         control_of(wrappers[entry.object_path]).inspected = entry.inspected
     for path, wrapper in wrappers.items():
         control = control_of(wrapper)
-        control.path = path
+        control.path = path if control.path is None else control.path
         if not path:
             return wrapper
-        for place in dict.fromkeys([path, *paths_of(obj, control.inner)]):
-            set_attribute_at(obj, place, wrapper, field_name="modules")
+    _replace(obj, [(path, control_of(wrapper).inner, wrapper) for path, wrapper in wrappers.items()], "modules")
     return obj
 
 
@@ -73,14 +82,72 @@ def unwrap(obj: Any) -> Any:
         InputError: Nothing in it is wrapped.
     """
     if isinstance(obj, Module):
+        drop_own_forward(control_of(obj))
         return control_of(obj).inner
     found = [(part.path, part.module) for part in find_parts(obj) if isinstance(part.module, Module)]
     if not found:
         raise InputError(f"Nothing in this {type(obj).__name__} is wrapped.")
-    for path, wrapper in found:
-        for place in dict.fromkeys([path, *paths_of(obj, wrapper)]):
-            set_attribute_at(obj, place, control_of(wrapper).inner, field_name="obj")
+    for _, wrapper in found:
+        drop_own_forward(control_of(wrapper))
+    _replace(obj, [(path, wrapper, control_of(wrapper).inner) for path, wrapper in found], "obj")
     return obj
+
+
+def _replace(obj: Any, changes: Iterable[tuple[str, nn.Module, nn.Module]], field_name: str) -> None:
+    """Put modules in the places of others, wherever else these lie too; all of them, or none."""
+    done: list[tuple[str, nn.Module]] = []
+    try:
+        for path, before, after in changes:
+            others = [place for place in _places(obj, before) if place != path]
+            set_attribute_at(obj, path, after, field_name=field_name)
+            done.append((path, before))
+            done += [(place, before) for place in others if _is_replaced(obj, place, after)]
+            if left := [place for place in others if (place, before) not in done]:
+                listed = ", ".join(map(repr, left))
+                warnings.warn(
+                    f"{path!r} lies at {listed} too, which cannot be replaced and stays as it is.", stacklevel=3
+                )
+    except InputError:
+        for place, before in reversed(done):
+            set_attribute_at(obj, place, before, field_name=field_name)
+        raise
+
+
+def _is_replaced(obj: Any, place: str, module: nn.Module) -> bool:
+    """Replace one more reference to a module, unless it cannot be, as in a tuple."""
+    try:
+        set_attribute_at(obj, place, module, field_name=place)
+    except InputError:
+        return False
+    return True
+
+
+def _places(obj: Any, wanted: nn.Module) -> list[str]:
+    """Every path at which this very module lies: in attributes, lists, dicts, modules, and objects inside."""
+    found: list[str] = []
+    seen: set[int] = set()
+
+    def walk(path: str, value: Any, depth: int) -> None:
+        if value is wanted:
+            found.append(path)
+        elif depth and id(value) not in seen:
+            seen.add(id(value))
+            for name, part in _named_parts(value):
+                walk(f"{path}.{name}" if path else name, part, depth - (not isinstance(part, nn.Module)))
+
+    walk("", obj, _MAX_DEPTH)
+    return found
+
+
+def _named_parts(value: Any) -> list[tuple[str, Any]]:
+    if isinstance(value, dict):
+        return [(key, part) for key, part in value.items() if isinstance(key, str) and "." not in key]
+    if isinstance(value, (list, tuple)):
+        return [(str(index), part) for index, part in enumerate(value)]
+    if not hasattr(value, "__dict__") or isinstance(value, (type, types.ModuleType)) or inspect.isroutine(value):
+        return []
+    own = [(name, part) for name, part in list(vars(value).items()) if name not in MODULE_INTERNALS]
+    return [*vars(value)["_modules"].items(), *own] if isinstance(value, nn.Module) else own
 
 
 def wrapped_in(obj: Any) -> list[ModuleControl]:
@@ -106,7 +173,10 @@ def _holders(obj: Any, depth: int) -> Iterator[Any]:
         yield obj.__self__
         yield from _holders(obj.__func__, depth + 1)
     elif inspect.isfunction(obj):
-        names = inspect.getclosurevars(obj)
+        try:
+            names = inspect.getclosurevars(obj)
+        except ValueError:  # a name that is not bound yet; what the function calls is seen when it does
+            return
         for value in (*names.nonlocals.values(), *names.globals.values(), *(obj.__defaults__ or ())):
             if not isinstance(value, (types.ModuleType, type)):
                 yield from _holders(value, depth + 1)

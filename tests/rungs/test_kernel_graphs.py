@@ -290,6 +290,7 @@ def attribute_kernels(wrap, tmp_path):
     return run
 
 
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
 @pytest.mark.gpu
 def test_kernels_of_a_compiled_stage_with_graphs_have_operators(attribute_kernels, tmp_path):
     stage = torch.compile(Mlp().cuda().eval(), mode="reduce-overhead")
@@ -309,6 +310,7 @@ def test_kernels_of_a_compiled_stage_with_graphs_have_operators(attribute_kernel
     assert options_of(stage)["triton.cudagraphs"]
 
 
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
 @pytest.mark.gpu
 def test_kernels_of_a_graph_that_the_code_captures_stand_under_its_launch(attribute_kernels):
     net, given = Mlp().cuda().eval(), torch.ones(16, 64, device="cuda")

@@ -8,7 +8,12 @@ import perfladder as pl
 from perfladder.backend import TorchAOBackend, TorchEagerBackend, TorchInductorJitBackend
 from perfladder.tuning.module import control_of
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    # What torch tells while it compiles and warms up.
+    pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores"),
+    pytest.mark.filterwarnings("ignore:The CUDA Graph is empty"),
+]
 
 
 class Net(nn.Module):
