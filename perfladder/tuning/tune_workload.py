@@ -84,7 +84,9 @@ class BreakEven(Model):
     saved_ms_per_call: float | None
     build_s: float = Field(description="Builds and trials of what was chosen.")
     calls_for_build: int | None = Field(description="That pay for these.")
-    tuning_s: float = Field(description="The whole tuning, with what was tried and not chosen.")
+    tuning_s: float = Field(
+        description="This tuning, with what was tried and not chosen; what was reused from an earlier one cost nothing."
+    )
     calls_for_tuning: int | None = Field(description="That pay for it all.")
     reason: str | None = Field(description="Why there is no such number.")
 
@@ -118,6 +120,11 @@ class TuneWorkloadResult(Model):
     report_path: str = Field(description="The whole report of the tuning, with all samples.")
     duration_s: float = Field(description="Of the tuning; what follows it is not counted.")
     notes: list[str] = Field(description="Warnings.")
+
+    @property
+    def has_reused(self) -> bool:
+        """Whether a candidate is known from an earlier tuning."""
+        return any(c.is_reused for module in self.modules for graph in module.graphs for c in graph.candidates)
 
 
 def measure(loaded: LoadedTarget, request: TuneRequest) -> TuneWorkloadResult:

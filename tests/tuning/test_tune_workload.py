@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import uuid
 import warnings
 
@@ -15,7 +16,10 @@ from processes import MARK, marked, wait_until
 import perfladder as pl
 from perfladder.errors import InputError
 from perfladder.report import render_tuning
+from perfladder.session import Session
 from perfladder.stats import Samples, compare_samples
+from perfladder.target import LoadRequest
+from perfladder.target import load as load_session
 from perfladder.tuning.config import config
 from perfladder.tuning.module import Module
 from perfladder.tuning.tune_evidence import decide
@@ -128,6 +132,7 @@ SOURCE = """
         return pipe
 """
 INPUTS = {"x": {"$tensor": [8, 128]}}
+LIMIT_S = 10
 
 
 @pytest.fixture
@@ -175,6 +180,7 @@ def test_the_report_for_people_tells_all_of_it(load):
     text = render_tuning(tune(load(), "toy_offset", "toy_once"))
     assert "# Tuning of `test` on cpu: kept" in text
     assert "| `Offset()` | rejected |" in text
+    assert "- `Offset()`: sample 0: output: largest error" in text
     assert "| `Once()` | kept |" in text
     assert "- Output: the same." in text
     assert re.search(r"[\d,]+ calls? pays? for the builds of what was chosen \(0\.0 s\), [\d,]+ for the whole", text)
@@ -246,6 +252,7 @@ def test_what_was_found_is_reused_and_forgotten_on_request(load):
     assert [c.is_reused for c in tune(load(), "toy_once").modules[0].graphs[0].candidates] == [False]
     again = tune(load(), "toy_once")
     assert (again.status, [c.is_reused for c in again.modules[0].graphs[0].candidates]) == ("kept", [True])
+    assert "candidates known from before were not tried again" in render_tuning(again)
     cleared = tune(load(), "toy_once", clear_cache=True)
     assert [c.is_reused for c in cleared.modules[0].graphs[0].candidates] == [False]
 
@@ -354,6 +361,27 @@ def test_a_whole_that_is_no_faster_is_kept_only_where_that_is_accepted(keep, is_
     assert decide(keep, comparison, wrong) == (False, "The whole output is not right: another shape.")
 
 
+@pytest.mark.slow
+def test_a_candidate_may_take_longer_than_the_time_limit_of_a_run(write_target, tmp_path):
+    file = write_target(tmp_path, SOURCE, inputs=INPUTS)
+    request = TuneRequest(
+        modules=["net"], backends=[BackendChoice(name="toy_waiting")], pairs=10, cache_dir=str(tmp_path / "cache")
+    )
+    told = []
+
+    def on_progress(progress):
+        told.append(progress.label)
+        if "trying" in progress.label:
+            threading.Timer(LIMIT_S + 2, (tmp_path / "go").touch).start()
+
+    with Session(file, log_path=tmp_path / "log.txt", environment=dict(os.environ)) as session:
+        session.call(load_session, LoadRequest(), timeout_s=100)
+        result = session.call(measure, request, timeout_s=LIMIT_S, on_progress=on_progress)
+    assert result.status == "kept"
+    assert told[0] == "recording calls of batch size 1"
+    assert told[-1] == "timing the whole workload"
+
+
 @pytest.fixture
 def command(write_target, tmp_path):
     """The command line on the target above, in a folder of its own, as a function that starts it."""
@@ -402,6 +430,7 @@ def test_command_line_refuses_what_is_wrong(command):
     assert "RuntimeError" in err
 
 
+@pytest.mark.slow
 def test_a_tuning_that_was_killed_goes_on_where_it_was(command, tmp_path):
     arguments = ("--backend", "toy_twice", "--backend", "toy_waiting", "--json")
     first = command(*arguments)
