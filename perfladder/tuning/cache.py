@@ -69,7 +69,7 @@ class BuildCache:
     def build_folder(self, module: str, graph: str) -> Path:
         """For what builds of one graph write."""
         safe = "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in module)
-        return self.root / "builds" / safe / graph
+        return self.root / "builds" / (safe.lstrip(".") or "_") / graph
 
     def inductor(self) -> AbstractContextManager[None]:
         """Let Inductor keep its files here inside the block, for this process."""

@@ -10,8 +10,10 @@ from typing import Any, Final
 import torch
 
 from perfladder.capturing.compare import Difference, Encoded, compare_values
+from perfladder.tuning.dims import Path
 from perfladder.tuning.measure import Arguments
 from perfladder.tuning.quality import QualityGate
+from perfladder.tuning.tree import output_leaves
 
 TOLERANCES: Final = {"float64": 1e-7, "float32": 1e-4, "float16": 1e-2, "bfloat16": 3e-2}
 """Largest accepted error by dtype, relative to the largest magnitude of the tensor.
@@ -43,6 +45,7 @@ class Expected:
 
     case: Case
     output: Encoded
+    containers: dict[Path, tuple[str, ...]]
     inputs: Encoded
     changes_inputs: bool
 
@@ -72,8 +75,8 @@ def expectations(plain: Callable[..., Any], cases: Sequence[Case], device: torch
     for case in cases:
         args, kwargs = case.make()
         before = Encoded.of({"args": args, "kwargs": kwargs})
-        output, inputs = _run(plain, (args, kwargs), device)
-        found.append(Expected(case, output, inputs, bool(compare_values(before, inputs))))
+        output, containers, inputs = _run(plain, (args, kwargs), device)
+        found.append(Expected(case, output, containers, inputs, bool(compare_values(before, inputs))))
     return found
 
 
@@ -90,25 +93,29 @@ def check(
     """
     worst_abs, worst_rel, worst_quality = 0.0, 0.0, None
     for number, one in enumerate(expected, 1):
-        output, inputs = _run(candidate, one.case.make(), device)
+        output, containers, inputs = _run(candidate, one.case.make(), device)
         differences = compare_values(one.output, output, names=("in the plain module", "in the candidate"))
         worst_abs = max([worst_abs, *(d.max_abs_error for d in differences.values())])
         worst_rel = max([worst_rel, *(d.max_rel_error for d in differences.values())])
         wrong, quality = _wrong_outputs(one.output, output, differences, gate)
         if quality is not None:
             worst_quality = quality if worst_quality is None else min(worst_quality, quality)
-        wrong = wrong or _moved(one.output, output) or _wrong_inputs(one, inputs, gate)
+        wrong = wrong or _held_otherwise(one.containers, containers) or _moved(one.output, output)
+        wrong = wrong or _wrong_inputs(one, inputs, gate)
         if wrong is not None:
             return Correctness(number, worst_abs, worst_rel, worst_quality, f"{one.case.label}: {wrong}")
     return Correctness(len(expected), worst_abs, worst_rel, worst_quality, None)
 
 
-def _run(call: Callable[..., Any], arguments: Arguments, device: torch.device) -> tuple[Encoded, Encoded]:
-    """The output, and the inputs after the call, of a run with a fixed seed."""
+def _run(
+    call: Callable[..., Any], arguments: Arguments, device: torch.device
+) -> tuple[Encoded, dict[Path, tuple[str, ...]], Encoded]:
+    """The output, the classes of what holds its parts, and the inputs after the call, of a run with a fixed seed."""
     args, kwargs = arguments
     with seeded(device), torch.no_grad():
         output = call(*args, **kwargs)
-    return Encoded.of({"output": output}), Encoded.of({"args": args, "kwargs": kwargs})
+    containers = {leaf.path: leaf.containers for leaf in output_leaves(output)}
+    return Encoded.of({"output": output}), containers, Encoded.of({"args": args, "kwargs": kwargs})
 
 
 @contextmanager
@@ -151,6 +158,16 @@ def _told(differences: dict[str, Difference]) -> str | None:
         return None
     shown = [f"{path}: {difference.reason}" for path, difference in list(differences.items())[:_SHOWN]]
     return "; ".join(shown) + (f"; and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else "")
+
+
+def _held_otherwise(expected: dict[Path, tuple[str, ...]], found: dict[Path, tuple[str, ...]]) -> str | None:
+    """A list where there was a tuple, which code after the module may not take."""
+    for path, containers in expected.items():
+        if containers != found.get(path):
+            name = ".".join(["output", *map(str, path)])
+            there = " in ".join(reversed(found.get(path, ()))) or "nothing"
+            return f"{name} lies in {there}, not in {' in '.join(reversed(containers)) or 'nothing'}"
+    return None
 
 
 def _moved(expected: Encoded, found: Encoded) -> str | None:

@@ -139,7 +139,7 @@ class _Sender(threading.Thread):
         try:
             self._process.stdin.write(json.dumps(sys.path).encode() + b"\n")
             cloudpickle.dump(work, self._process.stdin)
-            self._process.stdin.close()
+            self._process.stdin.flush()
         except BrokenPipeError:
             pass  # the child has ended, and the other side tells why
         except Exception as error:
@@ -148,6 +148,9 @@ class _Sender(threading.Thread):
                 "Set config.isolate_builds = False to build it in this process, which a crash or a hang would end."
             )
             self._process.kill()
+        finally:
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.close()
 
 
 def _wait(

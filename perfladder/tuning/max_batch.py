@@ -59,10 +59,13 @@ def _throughput(work: GraphWork, size: int) -> float | None:
             times = [work.meter.time_ms(work.control.plain, sample.fresh()) for _ in range(_RUNS + 1)][1:]
     except Exception as error:
         _logger.info("%s: batch size %d cannot be had (%s)", work.control.name, size, type(error).__name__)
-        return None
+        times = []
     finally:
         args, kwargs, sample = (), {}, None  # type: ignore[assignment]
-        gc.collect()
-        if work.device.type != "cpu":
-            torch.accelerator.memory.empty_cache()
+    if not times:
+        gc.collect()  # what failed may be held by frames that refer to one another
+    if work.device.type != "cpu":
+        torch.accelerator.memory.empty_cache()
+    if not times:
+        return None
     return size / max(min(times), 1e-6) * 1000

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import mean, pstdev
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from perfladder.tuning.samples import Sample
 
 _NS_PER_MS: Final = 1e6
+_CLOCK_MS: Final = 1e-6
+"""What the clock counts in: a call that takes none of it is taken for one that takes one."""
+
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
@@ -79,7 +82,7 @@ class StableWindowMeasuringStopStrategy:
         _check_whole("window_size", self.window_size, MIN_PAIRS)
         _check_whole("warmup_samples", self.warmup_samples, 1)
         _check_whole("max_samples", self.max_samples, self.window_size)
-        if not self.max_cv_ratio > 0:
+        if not _is_number(self.max_cv_ratio) or not self.max_cv_ratio > 0:
             raise InputError(f"max_cv_ratio: expected a ratio above 0, got {self.max_cv_ratio!r}.")
 
     def is_enough(self, baseline_ms: Sequence[float], candidate_ms: Sequence[float]) -> bool:
@@ -114,7 +117,7 @@ class ThroughputSaturatedProfilingStopStrategy:
 
     def __post_init__(self) -> None:
         _check_whole("throughput_backoff_limit", self.throughput_backoff_limit, 0)
-        if not 0 <= self.min_throughput_gain_ratio < 1:
+        if not _is_number(self.min_throughput_gain_ratio) or not 0 <= self.min_throughput_gain_ratio < 1:
             raise InputError(
                 "min_throughput_gain_ratio: expected a ratio from 0 to below 1, got "
                 f"{self.min_throughput_gain_ratio!r}."
@@ -159,6 +162,8 @@ class ProfilingConfig:
     def __post_init__(self) -> None:
         if self.batch_sizes is None:
             return
+        if not isinstance(self.batch_sizes, Iterable):
+            raise InputError(f"batch_sizes: expected whole numbers, got {self.batch_sizes!r}.")
         object.__setattr__(self, "batch_sizes", tuple(self.batch_sizes))
         if not self.batch_sizes:
             raise InputError("batch_sizes: give at least one, or None for those of the recording.")
@@ -195,12 +200,12 @@ class Timing:
     @property
     def throughput(self) -> float:
         """The candidate's, in samples a second."""
-        return self.batch_size / self.candidate_p50_ms * 1000
+        return self.batch_size / max(self.candidate_p50_ms, _CLOCK_MS) * 1000
 
     @property
     def baseline_throughput(self) -> float:
         """The plain module's, in samples a second."""
-        return self.batch_size / self.baseline_p50_ms * 1000
+        return self.batch_size / max(self.baseline_p50_ms, _CLOCK_MS) * 1000
 
 
 @dataclass(frozen=True)
@@ -269,6 +274,10 @@ def measure_pairs(
                 times[side].append(run(side))
     sides = [Samples(launches=[side]) for side in times]
     return Timing(batch_size, *times, compare_samples(*sides, interleaved=True, min_effect=min_effect))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _check_whole(name: str, value: Any, least: int) -> None:

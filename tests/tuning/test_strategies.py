@@ -270,11 +270,10 @@ class TestMaxBatch:
         return run
 
     def test_it_stops_where_throughput_saturates(self, searched, clock):
-        # 64 ms and 1 ms a sample: throughput grows by less than 5 % from some size on.
-        wrapper, graph = searched(toys.Toy(clock, ms=64, sample_ms=1))
+        # 8 ms and 1 ms a sample: n / (8 + n) gains more than 5 % up to 128, and is tried at three sizes more.
+        wrapper, graph = searched(toys.Toy(clock, ms=8, sample_ms=1))
         most = wrapper.graph_specs[0].get_max_batch_size()
-        assert most & (most - 1) == 0, "a power of two"
-        assert 1024 <= most <= 16384
+        assert most == 1024
         assert graph.inputs[0].max_shape == (most, 4)
         assert graph.decision.batch_size == most
         toys.calls.clear()
@@ -282,8 +281,13 @@ class TestMaxBatch:
         assert toys.calls["a"] == 1
 
     def test_a_size_that_is_no_power_of_two_is_rounded_up_for_the_search(self, searched, clock):
-        wrapper, _ = searched(toys.Toy(clock, ms=10), batch_sizes=[1, 3])
-        assert wrapper.graph_specs[0].get_max_batch_size() == 65536
+        class Limited(toys.Toy):
+            def forward(self, x):
+                assert len(x) in (1, 3) or len(x) <= 8
+                return super().forward(x)
+
+        wrapper, _ = searched(Limited(clock), batch_sizes=[1, 3])
+        assert wrapper.graph_specs[0].get_max_batch_size() == 8
 
     def test_it_stops_where_memory_runs_out(self, searched, clock):
         class Limited(toys.Toy):
@@ -325,7 +329,7 @@ class TestMaxBatch:
         assert wrapper.graph_specs[0].get_max_batch_size() == 2
 
     def test_what_was_found_without_a_search_is_not_used_for_larger_sizes(self, clock):
-        toy = toys.Toy(clock)
+        toy = toys.Toy(clock, ms=1, sample_ms=2)
         plain = pl.OneBackendStrategy(backend("a", 5)).enable_performance_validation(False)
         pl.tune(pl.Module(toy, strategy=plain), toys.samples(), clock=clock)
         searching = plain.clone().enable_find_max_batch_size()
