@@ -53,12 +53,16 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Difference:
-    """How two leaves differ; the errors are over the values that are finite on both sides."""
+    """How two leaves differ; the errors are over the values that are finite on both sides.
+
+    `is_of_numbers` tells that form and dtype agree, and that no value is NaN or infinite on one side only.
+    """
 
     reason: str
     max_abs_error: float = 0.0
     max_rel_error: float = 0.0
     is_within_tolerance: bool = False
+    is_of_numbers: bool = False
 
 
 def compare_values(
@@ -103,7 +107,8 @@ def compare_tensors(expected: torch.Tensor, found: torch.Tensor) -> Difference |
     if _same_bits(expected, found):
         return None
     if not (expected.is_floating_point() or expected.is_complex()):
-        return Difference(f"{int((expected != found).sum())} of {expected.numel()} values differ")
+        reason = f"{int((expected != found).sum())} of {expected.numel()} values differ"
+        return Difference(reason, is_of_numbers=True)
     left, right = (value.to(torch.complex128 if value.is_complex() else torch.float64) for value in (expected, found))
     is_finite = left.isfinite() & right.isfinite()
     is_same = (left == right) | (left.isnan() & right.isnan())
@@ -117,7 +122,8 @@ def compare_tensors(expected: torch.Tensor, found: torch.Tensor) -> Difference |
         return Difference(reason, absolute, relative)
     tolerance = _TOLERANCES.get(str(expected.dtype).removeprefix("torch."), 0.0)
     reason = f"largest error {absolute:.3g} ({relative:.3g} of the largest value)"
-    return Difference(reason, absolute, relative, is_within_tolerance=relative <= tolerance)
+    is_within = relative <= tolerance
+    return Difference(reason, absolute, relative, is_within_tolerance=is_within, is_of_numbers=True)
 
 
 def _same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:

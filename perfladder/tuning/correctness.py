@@ -12,7 +12,7 @@ import torch
 from perfladder.capturing.compare import Difference, Encoded, compare_values
 from perfladder.tuning.dims import Path
 from perfladder.tuning.measure import Arguments
-from perfladder.tuning.quality import QualityGate
+from perfladder.tuning.quality import QualityGate, is_measured
 from perfladder.tuning.tree import output_leaves
 
 TOLERANCES: Final = {"float64": 1e-7, "float32": 1e-4, "float16": 1e-2, "bfloat16": 3e-2}
@@ -136,10 +136,9 @@ def _wrong_outputs(
     if gate is None or not beyond:
         return _told(beyond), None
     # A measure of likeness is of numbers: another form, and numbers that are none, are wrong in any case.
-    formal = {path: difference for path, difference in beyond.items() if not difference.max_rel_error}
-    odd = {path: d for path, d in beyond.items() if "NaN" in d.reason}
-    if formal or odd:
-        return _told({**formal, **odd}), None
+    formal = {path: d for path, d in beyond.items() if not d.is_of_numbers or not is_measured(_dtype(expected, path))}
+    if formal:
+        return _told(formal), None
     value = gate.value_of(expected, found)
     if value < gate.minimum:
         return f"{gate.name} is {value:.4g}, below {gate.minimum:g}", value
@@ -147,10 +146,15 @@ def _wrong_outputs(
 
 
 def _is_accepted(expected: Encoded, path: str, difference: Difference) -> bool:
-    leaf = expected.leaves.get(path)
-    dtype = leaf.tensor.dtype if leaf is not None and leaf.tensor is not None else ""
-    is_of_numbers = difference.max_rel_error > 0 and "NaN" not in difference.reason
-    return is_of_numbers and difference.max_rel_error <= TOLERANCES.get(dtype, 0.0)
+    tolerance = TOLERANCES.get(_dtype(expected, path))
+    return difference.is_of_numbers and tolerance is not None and difference.max_rel_error <= tolerance
+
+
+def _dtype(values: Encoded, path: str) -> str:
+    """Of the tensor or array at a path; empty if there is none."""
+    leaf = values.leaves.get(path)
+    node = leaf.items[0] if leaf is not None and leaf.kind == "array" and leaf.items else leaf
+    return node.tensor.dtype if node is not None and node.tensor is not None else ""
 
 
 def _told(differences: dict[str, Difference]) -> str | None:

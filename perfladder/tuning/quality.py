@@ -126,7 +126,7 @@ def ssim(expected: np.ndarray, found: np.ndarray) -> float:
 def _encoded_numbers(values: Encoded) -> dict[str, np.ndarray]:
     """Tensors and arrays of floating point, and of bytes, as pictures are."""
     found = {path: values.tensor(leaf) for path, leaf in values.leaves.items() if leaf.kind in ("tensor", "array")}
-    return {path: tensor.double().numpy() for path, tensor in found.items() if _is_measured(tensor.dtype)}
+    return {path: tensor.double().numpy() for path, tensor in found.items() if is_measured(_name(tensor.dtype))}
 
 
 def _object_numbers(output: Any) -> dict[Any, np.ndarray]:
@@ -140,10 +140,15 @@ def _object_numbers(output: Any) -> dict[Any, np.ndarray]:
             array = torch.from_numpy(np.array(value))
         else:
             continue
-        if _is_measured(array.dtype):
+        if is_measured(_name(array.dtype)):
             found[leaf.path] = array.double().numpy()
     return found
 
 
-def _is_measured(dtype: torch.dtype) -> bool:
-    return dtype.is_floating_point or dtype == torch.uint8
+def is_measured(dtype: str) -> bool:
+    """Whether numbers of a dtype, such as `float16`, can be measured: floating point, and bytes, as pictures are."""
+    return "float" in dtype or dtype == "uint8"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -395,3 +395,33 @@ def test_what_is_wrong_is_not_timed(clock, tried):
     before = clock.now_ns
     tried(doctored(lambda right, x: right * 0))
     assert clock.now_ns - before < 30 * 10e6
+
+
+def _checked(plain, candidate, gate=None):
+    from perfladder.tuning.correctness import Case, check, expectations
+
+    device = torch.device("cpu")
+    case = Case("sample 0", lambda: ((torch.linspace(-1, 1, 64).reshape(8, 8),), {}))
+    return check(candidate, expectations(plain, [case], device), device, gate)
+
+
+def test_another_sign_of_zero_is_no_error():
+    assert _checked(lambda x: x * 0.0, lambda x: x.abs() * 0.0).reason is None
+
+
+def test_arrays_have_the_tolerance_of_their_dtype():
+    assert _checked(lambda x: x.numpy(), lambda x: (x * (1 + 1e-6)).numpy()).reason is None
+    assert "largest error" in _checked(lambda x: x.numpy(), lambda x: (x * 1.1).numpy()).reason
+
+
+def test_a_gate_measures_pictures_of_bytes():
+    def picture(x, offset=0):
+        return ((x + 1) * 100).to(torch.uint8) + offset
+
+    gate = pl.QualityGate("psnr", 30)
+    found = _checked(picture, lambda x: picture(x, 1), gate)
+    assert found.reason is None
+    assert found.quality > 30
+    assert "psnr" in _checked(picture, lambda x: picture(x, 50), gate).reason
+    assert "values differ" in _checked(picture, lambda x: picture(x, 1)).reason
+    assert "values differ" in _checked(lambda x: x > 0, lambda x: x > 0.5, gate).reason
