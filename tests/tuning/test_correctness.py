@@ -398,8 +398,6 @@ def test_what_is_wrong_is_not_timed(clock, tried):
 
 
 def _checked(plain, candidate, gate=None):
-    from perfladder.tuning.correctness import Case, check, expectations
-
     device = torch.device("cpu")
     case = Case("sample 0", lambda: ((torch.linspace(-1, 1, 64).reshape(8, 8),), {}))
     return check(candidate, expectations(plain, [case], device), device, gate)

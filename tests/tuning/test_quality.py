@@ -64,8 +64,9 @@ def test_half_precision_and_arrays_are_numbers_too():
     assert gate.value_of_objects(x, x + 1) == pytest.approx(20 * math.log10(8))
 
 
-def test_an_output_without_numbers_is_alike():
-    assert QualityGate().value_of_objects(["a text"], ["another"]) == math.inf
+def test_an_output_without_numbers_cannot_be_measured():
+    with pytest.raises(InputError, match="holds no numbers that cosine could measure"):
+        QualityGate().value_of_objects(["a text"], ["another"])
 
 
 def test_a_function_gets_lists_of_tensors_or_the_whole_output():
