@@ -141,9 +141,7 @@ def _wrong_outputs(
     if formal or odd:
         return _told({**formal, **odd}), None
     value = gate.value_of(expected, found)
-    if value < gate.minimum:
-        return f"{gate.name} is {value:.4g}, below {gate.minimum:g}", value
-    return None, value
+    return gate.why_not(value), value
 
 
 def _is_accepted(expected: Encoded, path: str, difference: Difference) -> bool:
