@@ -84,7 +84,8 @@ class GraphWork:
         meter: Times calls.
         limits: For first builds in a process of their own.
         gate: For lossy candidates, on the module's outputs.
-        pipeline_gate: The same on the whole pipeline's output: takes what runs the candidate, tells why not.
+        pipeline_gate: The same on the whole pipeline's output: takes what runs the candidate, tells the value and why
+            it is not good enough.
     """
 
     control: ModuleControl
@@ -97,7 +98,7 @@ class GraphWork:
     meter: Meter
     limits: TrialLimits
     gate: QualityGate = DEFAULT_GATE
-    pipeline_gate: Callable[[Callable[..., Any]], str | None] | None = None
+    pipeline_gate: Callable[[Callable[..., Any]], tuple[float, str | None]] | None = None
     pipeline_gate_name: str = ""
     tell: Callable[[str], None] = _logger.info
     nvtx: bool = False
@@ -198,12 +199,16 @@ class GraphWork:
         if protocol.checks_correctness:
             gate = self.gate if backend.is_lossy else None
             found = check(built.call, self.expected, self.device, gate)
-            told = f"{gate.name} >= {gate.minimum:g}" if gate else None
-            facts["correctness"] = CorrectnessRecord.of(found, told, dict(TOLERANCES))
+            record = CorrectnessRecord.of(found, gate.demand if gate else None, dict(TOLERANCES))
+            facts["correctness"] = record
             if found.reason is not None:
                 return found.reason, facts
-            if backend.is_lossy and self.pipeline_gate is not None and (why := self.pipeline_gate(built.call)):
-                return why, facts
+            if backend.is_lossy and self.pipeline_gate is not None:
+                value, why = self.pipeline_gate(built.call)
+                whole = {"quality": value, "gate": self.pipeline_gate_name}
+                facts["correctness"] = record.model_copy(update=whole)
+                if why is not None:
+                    return why, facts
         facts["measurements"] = [Measurement.of(timing) for timing in self._time(built, protocol)]
         return None, facts
 

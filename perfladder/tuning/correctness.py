@@ -140,9 +140,7 @@ def _wrong_outputs(
     if formal:
         return _told(formal), None
     value = gate.value_of(expected, found)
-    if value < gate.minimum:
-        return f"{gate.name} is {value:.4g}, below {gate.minimum:g}", value
-    return None, value
+    return gate.why_not(value), value
 
 
 def _is_accepted(expected: Encoded, path: str, difference: Difference) -> bool:

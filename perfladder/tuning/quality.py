@@ -47,6 +47,17 @@ class QualityGate:
         """Of the metric."""
         return self.metric if isinstance(self.metric, str) else getattr(self.metric, "__name__", "the quality metric")
 
+    @property
+    def demand(self) -> str:
+        """What it asks for, in words."""
+        return f"{self.name} >= {self.minimum:.8g}"
+
+    def why_not(self, value: float, *, where: str = "") -> str | None:
+        """Why a value is not good enough; None if it is. One that is no number at all is not."""
+        if value >= self.minimum:
+            return None
+        return f"{self.name}{where} is {value:.8g}, below {self.minimum:.8g}"
+
     def value_of(self, expected: Encoded, found: Encoded) -> float:
         """The worst value over all tensors of floating point or bytes; a function gets outputs as lists of them.
 

@@ -396,7 +396,7 @@ def _graph_work(work: _Work, control: ModuleControl, graph: GraphSpec) -> GraphW
     )
     if work.quality_gate is not None:
         gate = work.quality_gate
-        graph_work.pipeline_gate_name = f"{gate.name} >= {gate.minimum:g}"
+        graph_work.pipeline_gate_name = f"{gate.demand} of the whole output"
         graph_work.pipeline_gate = lambda call: _gated(work, gate, control, graph, call)
         # The whole output decides: of a module's own it is told, and any value is good enough.
         graph_work.gate = QualityGate("cosine", -1.0)
@@ -405,14 +405,14 @@ def _graph_work(work: _Work, control: ModuleControl, graph: GraphSpec) -> GraphW
 
 def _gated(
     work: _Work, gate: QualityGate, control: ModuleControl, graph: GraphSpec, call: Callable[..., Any]
-) -> str | None:
-    """Why the function's output with a candidate is not good enough; None if it is."""
+) -> tuple[float, str | None]:
+    """How alike the function's output with a candidate is to that without, and why that is not good enough."""
     if work.expected_output is None:
         work.expected_output = (_output_of(work, control.device),)
     with control.trying(graph, call):
         output = _output_of(work, control.device)
     value = gate.value_of_objects(work.expected_output[0], output)
-    return None if value >= gate.minimum else f"{gate.name} of the whole output is {value:.4g}, below {gate.minimum:g}"
+    return value, gate.why_not(value, where=" of the whole output")
 
 
 def _output_of(work: _Work, device: torch.device) -> Any:

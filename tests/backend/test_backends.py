@@ -11,7 +11,15 @@ import toys
 from torch import nn
 
 import perfladder as pl
-from perfladder.backend import Backend, BackendConfig, BuildRequest, find_backend, register_backend, registry
+from perfladder.backend import (
+    Backend,
+    BackendConfig,
+    BuildRequest,
+    find_backend,
+    inductor_jit,
+    register_backend,
+    registry,
+)
 from perfladder.errors import InputError, TuningError
 from perfladder.tuning.graphs import GraphTable
 from perfladder.tuning.samples import Sample
@@ -209,7 +217,10 @@ class TestTorchAO:
         record = report.modules[0].graphs[0].decision.candidates[0]
         assert (record.status, record.details["num_changed_layers"]) == (status, 2)
         if status == "rejected":
-            assert "cosine of the whole output is 0.999" in record.reason
+            assert "cosine of the whole output is 0.9999" in record.reason
+            assert "below 0.9999999" in record.reason
+        assert record.correctness.gate == f"cosine >= {minimum} of the whole output"
+        assert 0.999 < record.correctness.quality < 1
 
 
 @pytest.fixture
@@ -220,6 +231,7 @@ def compiled_anew():
     torch.compiler.reset()
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # of Inductor itself, at its first use
 @pytest.mark.usefixtures("compiled_anew")
 class TestInductor:
     def test_without_a_compiler_it_is_not_applicable(self, monkeypatch):
@@ -231,24 +243,17 @@ class TestInductor:
 
     def test_a_recompile_limit_that_is_hit_is_a_failure(self, request_of):
         class Many(nn.Module):
-            """Each length is another graph to the compiler."""
+            """Each shape is another graph to the compiler."""
 
             def forward(self, x):
                 return x * len(str(list(x.shape))) * sum(range(x.shape[0]))
 
         many = [torch.ones(1 + index, 3) for index in range(12)]
-        backend = pl.backend.TorchInductorJitBackend(dynamic=False, options={"force_disable_caches": False})
-        backend_of_dynamo = "eager"
-        from perfladder.backend import inductor_jit
-
-        compiled = inductor_jit.compile_call(Many().forward, dynamic=False, backend=backend_of_dynamo)
+        compiled = inductor_jit.compile_call(Many().forward, dynamic=False, backend="eager")
         with pytest.raises(TuningError, match=r"it was recompiled up to torch's limit \(\d+ times\)"):
             inductor_jit.warmed_up(compiled, request_of(Many(), *many))
-        assert backend.config.dynamic is False
 
     def test_modules_of_one_class_do_not_use_up_one_anothers_limit(self, request_of):
-        from perfladder.backend import inductor_jit
-
         for width in range(1, 13):
             module = nn.Linear(width, 2)
             compiled = inductor_jit.compile_call(module.forward, backend="eager")
@@ -256,8 +261,6 @@ class TestInductor:
             assert (built.details["num_compiled_graphs"], built.details["num_recompiles"]) == (1, 0)
 
     def test_what_is_not_compiled_at_all_is_a_failure(self, request_of):
-        from perfladder.backend import inductor_jit
-
         class Excluded(nn.Module):
             @torch.compiler.disable
             def forward(self, x):
@@ -269,18 +272,17 @@ class TestInductor:
             inductor_jit.warmed_up(compiled, request_of(module, torch.ones(2, 3)))
 
     def test_graph_breaks_are_counted_and_can_be_refused(self, request_of):
-        from perfladder.backend import inductor_jit
-
         class Breaking(nn.Module):
             def forward(self, x):
                 x = x + 1
-                torch._dynamo.graph_break()
+                print("a call that no graph can hold")
                 return x * 2
 
         module = Breaking()
         request = request_of(module, torch.ones(2, 3))
         built = inductor_jit.warmed_up(inductor_jit.compile_call(module.forward, backend="eager"), request)
-        assert (built.details["num_compiled_graphs"], built.details["num_graph_breaks"]) == (2, 1)
+        assert built.details["num_compiled_graphs"] == 2
+        assert built.details["num_graph_breaks"] >= 1
         whole = inductor_jit.compile_call(module.forward, backend="eager", fullgraph=True)
         with pytest.raises(torch._dynamo.exc.Unsupported):
             inductor_jit.warmed_up(whole, request)
@@ -297,7 +299,7 @@ class TestInductor:
         decision = report.modules[0].graphs[0].decision
         (record,) = decision.candidates
         assert decision.selected == "TorchInductorJitBackend()"
-        assert record.trial_s > record.build_s * 0
+        assert record.trial_s > 0
         assert record.peak_host_rss_bytes > 100 << 20
         assert record.details["num_compiled_graphs"] >= 1
         assert record.details["num_graph_breaks"] == 0
@@ -413,8 +415,8 @@ class TestRegistry:
 
     def test_one_of_an_installed_package_is_found(self, tmp_path, monkeypatch):
         (tmp_path / "fast_things.py").write_text(
-            "from perfladder.backend import Backend\n\n\n"
-            "class Fast(Backend):\n    name = 'fast'\n\n    def compile(self, request):\n        return request.forward\n"
+            "from perfladder.backend import Backend\n\n\nclass Fast(Backend):\n    name = 'fast'\n\n"
+            "    def compile(self, request):\n        return request.forward\n"
         )
         folder = tmp_path / "fast_things-1.0.dist-info"
         folder.mkdir()
