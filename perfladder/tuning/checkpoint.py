@@ -19,7 +19,7 @@ from perfladder import __version__
 from perfladder.backend.base import Backend, BuildRequest
 from perfladder.backend.registry import find_backend
 from perfladder.errors import ArchiveError, InputError, PerfladderError
-from perfladder.instrument import attribute_at, paths_of, set_attribute_at
+from perfladder.instrument import attribute_at
 from perfladder.models import Model
 from perfladder.text import near_names
 from perfladder.tuning.archive import Archive, open_archive, write_archive
@@ -30,7 +30,7 @@ from perfladder.tuning.graphs import GraphTable, TableModel
 from perfladder.tuning.logs import only_own_messages
 from perfladder.tuning.module import Chosen, Module, ModuleControl, control_of
 from perfladder.tuning.records import DecisionRecord
-from perfladder.tuning.wrap import wrapped_in
+from perfladder.tuning.wrap import replace_modules, wrapped_in
 
 if TYPE_CHECKING:
     from perfladder.tuning.graphs import GraphSpec
@@ -407,8 +407,8 @@ def _put_in_place(plan: _Plan, obj: Any) -> Any:
     control.set_tuned(plan.table, chosen, config.snapshot())
     if not plan.path:
         return wrapper
-    for place in dict.fromkeys([plan.path, *paths_of(obj, attribute_at(obj, plan.path, field_name="obj"))]):
-        set_attribute_at(obj, place, wrapper, field_name="obj")
+    there = attribute_at(obj, plan.path, field_name="obj")
+    replace_modules(obj, [(plan.path, there, wrapper)], "obj")
     return obj
 
 

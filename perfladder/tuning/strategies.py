@@ -401,7 +401,7 @@ def _last(candidate: Candidate) -> Measurement | None:
 def _won(candidate: Candidate) -> str:
     found = _last(candidate)
     if _is_baseline(candidate.backend):
-        return "the plain module is next in order"
+        return "The plain module is next in order"
     if found is None:
         return f"{candidate.record.description} is right; its speed was not asked for"
     return f"{candidate.record.description} is right; {found.comparison.reason}"

@@ -109,7 +109,7 @@ class TestFirstWins:
     def test_the_plain_module_is_taken_where_it_is_next(self, decided):
         decision = decided(pl.FirstWinsStrategy([backend("slow", 11), EAGER, backend("best", 2)]))
         assert decision.selected == "eager"
-        assert decision.reason.startswith("the plain module is next in order; before it Faster(label='slow'")
+        assert decision.reason.startswith("The plain module is next in order; before it Faster(label='slow'")
 
     def test_none_is_an_error(self, failed):
         error, candidates = failed(pl.FirstWinsStrategy([backend("slow", 11), Zeros()]))
