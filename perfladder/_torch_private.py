@@ -200,6 +200,16 @@ def compile_counters() -> CompileCounters:
         return CompileCounters(0, 0, 0, 0, 0.0)
 
 
+def cpp_compilers() -> tuple[str, ...]:
+    """Return the names of the C++ compilers that Inductor tries, as torch and the user's environment have them."""
+    try:
+        from torch._inductor import config
+
+        return tuple(name for name in config.cpp.cxx if name)
+    except (ImportError, AttributeError, TypeError):
+        return ()
+
+
 def allocator_bytes() -> tuple[int, int]:
     """Return what the accelerator's allocator holds now and at most since its peak was reset.
 

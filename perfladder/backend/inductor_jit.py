@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, JsonValue, model_validator
 
-from perfladder._torch_private import compile_counters
+from perfladder._torch_private import compile_counters, cpp_compilers
 from perfladder.backend.autocast import AutocastConfig, under_autocast
 from perfladder.backend.base import Backend, BuildRequest, Built
 from perfladder.errors import TuningError
@@ -77,12 +77,10 @@ class TorchInductorJitBackend(Backend):
 def inductor_is_missing(device: torch.device) -> str | None:
     """What Inductor needs on this kind of device and does not find; None if all is there."""
     import importlib.util
-    import os
     import shutil
 
     if device.type == "cpu":
-        compilers = [os.environ.get("CXX"), "g++", "clang++", "c++"]
-        if not any(name and shutil.which(name) for name in compilers):
+        if not any(shutil.which(name) for name in (*cpp_compilers(), "g++", "clang++", "c++")):
             return "Inductor needs a C++ compiler: install g++, or set CXX"
     elif importlib.util.find_spec("triton") is None:
         return "Inductor needs Triton on a GPU: pip install triton"
@@ -109,6 +107,9 @@ def compile_call(call: Callable[..., Any], **settings: Any) -> Callable[..., Any
 def warmed_up(call: Callable[..., Any], request: BuildRequest, details: Mapping[str, JsonValue] | None = None) -> Built:
     """Run the samples and the shapes at the ends of the graph's ranges, and tell what was compiled for them.
 
+    They run without gradients, and in inference mode too, which is another compilation to torch: the caller may be in
+    either. What is told is of the first of both, which the second one repeats.
+
     Raises:
         TuningError: The compiler gave up because it had compiled too often, so that the rest would run eager.
     """
@@ -119,7 +120,10 @@ def warmed_up(call: Callable[..., Any], request: BuildRequest, details: Mapping[
         for args, kwargs in request.calls():
             call(*args, **kwargs)
     made = compile_counters().since(before)
-    if made.limit_hits:
+    with torch.inference_mode():
+        for args, kwargs in request.calls():
+            call(*args, **kwargs)
+    if compile_counters().since(before).limit_hits:
         raise TuningError(f"it was recompiled up to torch's limit ({made.recompiles} times); the rest would run eager")
     if request.samples and not made.graphs:
         raise TuningError("nothing was compiled: the module, or all that it calls, is excluded from torch.compile")

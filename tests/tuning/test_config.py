@@ -34,6 +34,7 @@ def test_defaults(config, tmp_path):
         "enable_diffusers_integration": True,
         "nvtx": False,
         "hardware_metrics": False,
+        "isolate_builds": True,
         "build_timeout_s": 1800.0,
         "build_max_memory_bytes": None,
     }
