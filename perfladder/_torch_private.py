@@ -254,6 +254,16 @@ def compile_counters() -> CompileCounters:
         return CompileCounters(0, 0, 0, 0, 0.0)
 
 
+def cpp_compilers() -> tuple[str, ...]:
+    """Return the names of the C++ compilers that Inductor tries, as torch and the user's environment have them."""
+    try:
+        from torch._inductor import config
+
+        return tuple(name for name in config.cpp.cxx if name)
+    except (ImportError, AttributeError, TypeError):
+        return ()
+
+
 def allocator_bytes() -> tuple[int, int]:
     """Return what the accelerator's allocator holds now and at most since its peak was reset.
 
@@ -366,10 +376,4 @@ def inductor_cache(folder: Path) -> Iterator[None]:
 
 def has_cpp_compiler() -> bool:
     """Whether one of the C++ compilers is there that Inductor would take on a CPU."""
-    import torch._inductor.config as settings
-
-    try:
-        names = [str(name) for name in settings.cpp.cxx if name]
-    except (AttributeError, TypeError):
-        names = []
-    return any(shutil.which(name) for name in [*names, "g++", "c++"])
+    return any(shutil.which(name) for name in (*cpp_compilers(), "g++", "clang++", "c++"))

@@ -58,6 +58,17 @@ class BuildCache:
             _logger.warning("The record %s in %s cannot be used and is made anew: %s", key, self.root, error)
             return None
 
+    def read_number(self, key: str) -> int | None:
+        """A whole number that was kept by that key; None if there is none."""
+        try:
+            return int((self.root / _RECORDS / f"{key}.txt").read_text())
+        except (OSError, ValueError):
+            return None
+
+    def write_number(self, key: str, number: int) -> None:
+        """Keep a whole number."""
+        write_atomically(self.root / _RECORDS / f"{key}.txt", str(number))
+
     def forget(self, key: str) -> None:
         """Drop a record."""
         (self.root / _RECORDS / f"{key}.json").unlink(missing_ok=True)

@@ -121,7 +121,9 @@ class GraphWork:
         self.tell(f"{self.control.name}, graph {self.graph.name}: trying {backend!r}")
         with nvtx_range("try", module=self.control.name, backend=backend.name, enabled=self.nvtx):
             candidate = self._try(backend, protocol)
-        if candidate.record.status != "not_applicable":
+        # What others took of a device's memory may be free the next time.
+        is_passing = "OutOfMemoryError" in (candidate.record.reason or "")
+        if candidate.record.status != "not_applicable" and not is_passing:
             self.cache.write(failed_key if candidate.record.status == "failed" else key, candidate.record)
         return candidate
 

@@ -424,4 +424,4 @@ def _served(
         return Chosen(graph, None, choice.description, record=choice.record)
     request = BuildRequest(control.inner, control.plain, graph, (), device, folder)
     built = backend.build(request, is_saved=True)
-    return Chosen(graph, built.call, choice.description, backend, folder, choice.record)
+    return Chosen(graph, built.call, choice.description, backend, folder, choice.record, built.owns_weights)

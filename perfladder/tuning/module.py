@@ -72,6 +72,7 @@ class Chosen:
         backend: None: the module itself.
         folder: Holds what its build wrote.
         record: Why it was chosen; None for what was loaded from an archive that tells no more.
+        owns_weights: What serves it has a copy of the weights, as they were when it was built.
     """
 
     graph: GraphSpec
@@ -80,6 +81,7 @@ class Chosen:
     backend: Backend | None = None
     folder: Path | None = None
     record: DecisionRecord | None = None
+    owns_weights: bool = False
 
 
 @dataclass(eq=False)
@@ -274,6 +276,18 @@ class ModuleControl:
         finally:
             self._route = before
 
+    def give_up(self, reason: str, *, copies_only: bool) -> None:
+        """Run as the plain module again, since what was chosen does not hold any more.
+
+        Args:
+            reason: Why.
+            copies_only: Only where something that serves calls has a copy of the weights.
+        """
+        if self._state != "tuned" or (copies_only and not any(chosen.owns_weights for chosen in self.chosen)):
+            return
+        warnings.warn(f"{self.name} is not tuned any more: {reason} Tune it again.", UserWarning, stacklevel=4)
+        self.enable_passthrough(force=True)
+
     def _leave_tuned(self, wanted: str, force: bool) -> None:
         if self._state != "tuned":
             return
@@ -411,7 +425,9 @@ class Module(nn.Module):
     hooks, `state_dict`, `isinstance` and `torch.compile` around it do what they do on the plain one. What it adds are
     the names below; an attribute of that name which the module has goes first (`control_of(module)` has them always).
 
-    A tuned call runs without gradients. A module in training mode, or called under autocast, runs as it is.
+    A tuned call runs without gradients. A module in training mode, or called under autocast, runs as it is. One whose
+    weights are moved to another device or dtype is not tuned any more; neither is one that loads a state dict, where a
+    backend has its own copy of the weights. Such a copy does not see weights that are changed in place.
 
     Args:
         module: What to wrap.
@@ -532,11 +548,36 @@ def _wrapper_class(control: ModuleControl) -> type:
         "__deepcopy__": _copy_plain,
         "_perfladder_control": control,
         "forward": _ReplacedForward(inner, forward) if is_replaced else forward,
+        "_apply": _applying(kind),
+        "_load_from_state_dict": _loading(kind),
     }
     names |= {name: _of_inner(name) for name in vars(Module) if _is_added(name) and hasattr(inner, name)}
     meta: Any = type(kind)
     made: type = meta(kind.__name__, (Module,) if kind is nn.Module else (kind, Module), names)
     return made
+
+
+def _applying(kind: Any) -> Call:
+    """What `to`, `half` and the like call, on a module and from the one that holds it."""
+
+    def apply(self: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+        before = [(weight.device, weight.dtype) for weight in self.parameters()]
+        result: nn.Module = kind._apply(self, *args, **kwargs)
+        if before != [(weight.device, weight.dtype) for weight in self.parameters()]:
+            control_of(self).give_up("its weights were moved to another device or dtype.", copies_only=False)
+        return result
+
+    return apply
+
+
+def _loading(kind: Any) -> Call:
+    """What `load_state_dict` calls for each module."""
+
+    def load(self: nn.Module, *args: Any, **kwargs: Any) -> None:
+        kind._load_from_state_dict(self, *args, **kwargs)
+        control_of(self).give_up("a state dict was loaded, and a backend has a copy of the weights.", copies_only=True)
+
+    return load
 
 
 def _is_added(name: str) -> bool:

@@ -274,7 +274,7 @@ def _tune_module(work: _Work, control: ModuleControl, plan: Sequence[tuple[Graph
     error: PerfladderError | None = None
     try:
         _check_recording(work, control)
-        chosen: list[tuple[Chosen, bool]] = []
+        chosen: list[Chosen] = []
         for graph, strategy in plan:
             graph_work = _graph_work(work, control, graph)
             _logger.info("%s", _description(graph_work, strategy))
@@ -296,8 +296,8 @@ def _tune_module(work: _Work, control: ModuleControl, plan: Sequence[tuple[Graph
             )
         if not work.dry_run:
             assert control.recording is not None, "it was recorded"
-            control.set_tuned(control.recording.table, [one for one, _ in chosen], work.settings)
-            _move_original(work, control, owns_weights=all(owns for _, owns in chosen))
+            control.set_tuned(control.recording.table, chosen, work.settings)
+            _move_original(work, control, owns_weights=all(one.owns_weights for one in chosen))
     except Exception as failure:
         error = failure if isinstance(failure, PerfladderError) else _unexpected(control, failure)
         work.errors.append(error)
@@ -423,8 +423,8 @@ def _output_of(work: _Work, device: torch.device) -> Any:
         return list(output) if inspect.isgenerator(output) else output
 
 
-def _decided(work: GraphWork, strategy: TuneStrategy) -> tuple[Decision, tuple[Chosen, bool]]:
-    """The decision, with what serves the graph, and whether that needs the module's own weights no more.
+def _decided(work: GraphWork, strategy: TuneStrategy) -> tuple[Decision, Chosen]:
+    """The decision, with what serves the graph.
 
     A winner that is known from an earlier tuning is built, and held against the samples of this one. Where it fails,
     what was known of it is forgotten, and the decision is made again.
@@ -433,13 +433,19 @@ def _decided(work: GraphWork, strategy: TuneStrategy) -> tuple[Decision, tuple[C
         decision = strategy.tune(work)
         winner = decision.winner
         if winner is None:
-            return decision, (Chosen(work.graph, None, "eager", record=decision.record), False)
+            return decision, Chosen(work.graph, None, "eager", record=decision.record)
         built, why_not = work.build(winner)
         if built is not None:
-            folder = work.build_folder(winner.backend)
-            selected = decision.record.selected
-            served = Chosen(work.graph, built.call, selected, winner.backend, folder, decision.record)
-            return decision, (served, built.owns_weights)
+            served = Chosen(
+                work.graph,
+                built.call,
+                decision.record.selected,
+                winner.backend,
+                folder=work.build_folder(winner.backend),
+                record=decision.record,
+                owns_weights=built.owns_weights,
+            )
+            return decision, served
         _logger.info("%r, known from an earlier tuning, is tried anew: %s", winner.backend, why_not)
         work.forget(winner)
 
