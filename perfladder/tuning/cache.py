@@ -151,6 +151,15 @@ def source_of(kind: type) -> str:
     return digest([_code_parts(function.__code__) for function in functions])
 
 
+def function_digest(function: Any) -> str:
+    """SHA-256 over what a function does and the values that it refers to, or over the class of another callable."""
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return digest([source_of(type(function)), repr(function)])  # type: ignore[arg-type]
+    cells = [repr(cell.cell_contents) for cell in function.__closure__ or ()]
+    return digest([_code_parts(code), cells, repr(function.__defaults__)])
+
+
 def _code_parts(code: types.CodeType) -> list[Any]:
     constants = [_code_parts(c) if isinstance(c, types.CodeType) else repr(c) for c in code.co_consts]
     return [code.co_name, code.co_code.hex(), list(code.co_names), constants]

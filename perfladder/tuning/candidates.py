@@ -100,6 +100,7 @@ class GraphWork:
     gate: QualityGate = DEFAULT_GATE
     pipeline_gate: Callable[[Callable[..., Any]], tuple[float, str | None]] | None = None
     pipeline_gate_name: str = ""
+    pipeline_gate_key: str = ""
     tell: Callable[[str], None] = _logger.info
     nvtx: bool = False
     num_builds: int = 0
@@ -137,10 +138,9 @@ class GraphWork:
             try:
                 live = live or self._build(candidate.backend)
                 if self._checks_correctness:
-                    gate = self.gate if candidate.backend.is_lossy else None
-                    found = check(live.call, self.expected, self.device, gate)
-                    if found.reason is not None:
-                        return None, found.reason
+                    reason, _ = self._compared(candidate.backend, live)
+                    if reason is not None:
+                        return None, reason
             except Exception as error:
                 return None, f"{type(error).__name__}: {error}"
         self.control.builds[key] = live
@@ -199,20 +199,21 @@ class GraphWork:
         """Correctness first, then speed."""
         facts: dict[str, Any] = {}
         if protocol.checks_correctness:
-            gate = self.gate if backend.is_lossy else None
-            found = check(built.call, self.expected, self.device, gate)
-            record = CorrectnessRecord.of(found, gate.demand if gate else None, dict(TOLERANCES))
-            facts["correctness"] = record
-            if found.reason is not None:
-                return found.reason, facts
-            if backend.is_lossy and self.pipeline_gate is not None:
-                value, why = self.pipeline_gate(built.call)
-                whole = {"quality": value, "gate": self.pipeline_gate_name}
-                facts["correctness"] = record.model_copy(update=whole)
-                if why is not None:
-                    return why, facts
+            reason, facts["correctness"] = self._compared(backend, built)
+            if reason is not None:
+                return reason, facts
         facts["measurements"] = [Measurement.of(timing) for timing in self._time(built, protocol)]
         return None, facts
+
+    def _compared(self, backend: Backend, built: Built) -> tuple[str | None, CorrectnessRecord]:
+        """Why a candidate is wrong, if it is, by its own output and, of a lossy one, by that of the pipeline."""
+        gate = self.gate if backend.is_lossy else None
+        found = check(built.call, self.expected, self.device, gate)
+        record = CorrectnessRecord.of(found, gate.demand if gate else None, dict(TOLERANCES))
+        if found.reason is not None or not backend.is_lossy or self.pipeline_gate is None:
+            return found.reason, record
+        value, why = self.pipeline_gate(built.call)
+        return why, record.model_copy(update={"quality": value, "gate": self.pipeline_gate_name})
 
     @property
     def expected(self) -> list[Expected]:
@@ -272,7 +273,7 @@ class GraphWork:
         return digest([self.key, sizes, backend.name, code, backend.config.model_dump(mode="json")])
 
     def _key(self, backend: Backend, protocol: Protocol) -> str:
-        gate = [repr(self.gate), self.pipeline_gate_name] if backend.is_lossy else None
+        gate = [repr(self.gate), self.pipeline_gate_key] if backend.is_lossy else None
         return digest([self._build_key(backend), repr(protocol), gate])
 
     def _failed_key(self, backend: Backend, protocol: Protocol) -> str:

@@ -17,7 +17,7 @@ import torch
 from perfladder.errors import InputError, PerfladderError, TuningError
 from perfladder.target import consume, user_code
 from perfladder.timing.timer import Clock
-from perfladder.tuning.cache import BuildCache, content_key
+from perfladder.tuning.cache import BuildCache, content_key, function_digest
 from perfladder.tuning.candidates import DEFAULT_GATE, GraphWork
 from perfladder.tuning.config import TuningSettings, config
 from perfladder.tuning.correctness import seeded
@@ -397,6 +397,8 @@ def _graph_work(work: _Work, control: ModuleControl, graph: GraphSpec) -> GraphW
     if work.quality_gate is not None:
         gate = work.quality_gate
         graph_work.pipeline_gate_name = f"{gate.demand} of the whole output"
+        metric = gate.metric if isinstance(gate.metric, str) else function_digest(gate.metric)
+        graph_work.pipeline_gate_key = f"{metric} {gate.minimum!r}"
         graph_work.pipeline_gate = lambda call: _gated(work, gate, control, graph, call)
         # The whole output decides: of a module's own it is told, and any value is good enough.
         graph_work.gate = QualityGate("cosine", -1.0)

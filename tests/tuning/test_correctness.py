@@ -324,6 +324,40 @@ class TestLossyBackends:
         gates = [pl.QualityGate("cosine", least) for least in (0.9999, 0.5, 0.9999)]
         assert [status(gate) for gate in gates] == ["rejected", "kept", "rejected"]
 
+    def test_a_function_of_another_meaning_is_another_gate(self, clock):
+        toy = toys.Toy(clock)
+        strategy = pl.FirstWinsStrategy([lossy(0.2), EAGER])
+
+        def status(gate):
+            report = pl.tune(pl.Module(toy, strategy=strategy), toys.samples(), clock=clock, quality_gate=gate)
+            candidate = report.modules[0].graphs[0].decision.candidates[0]
+            return candidate.status, candidate.is_reused
+
+        gates = [lambda expected, found, value=value: value for value in (-1.0, 1.0)]
+        assert [status(gate) for gate in (*gates, gates[0])] == [
+            ("rejected", False),
+            ("kept", False),
+            ("rejected", True),
+        ]
+
+    def test_a_known_winner_is_held_against_the_whole_output_again(self, clock):
+        wrapper = pl.Module(toys.Toy(clock), strategy=pl.FirstWinsStrategy([lossy(0.2), EAGER]))
+        weights = {"factor": 1.0}
+
+        def pipeline(x):
+            return torch.softmax(wrapper(x) * weights["factor"], -1)
+
+        def selected():
+            gate = pl.QualityGate("cosine", 0.99)
+            return pl.tune(pipeline, toys.samples(), clock=clock, quality_gate=gate).modules[0].graphs[0].decision
+
+        weights["factor"] = 0.001
+        assert selected().selected == "Lossy(noise=0.2)"
+        weights["factor"] = -1.0
+        decision = selected()
+        assert decision.selected == "eager"
+        assert "of the whole output is" in decision.candidates[0].reason
+
 
 @pytest.fixture
 def checked():
