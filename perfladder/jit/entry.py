@@ -97,7 +97,8 @@ def entry_of(module: nn.Module, name: str, parent: Entry | None, ref: weakref.re
 
 def is_transparent(module: nn.Module) -> bool:
     """Whether a module only calls the modules in it, one after the other: these stand in its place."""
-    return type(module).forward is nn.Sequential.forward and "forward" not in vars(module)
+    is_plain = isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
+    return is_plain and "forward" not in vars(module)
 
 
 def children_of(module: nn.Module) -> Iterator[nn.Module]:

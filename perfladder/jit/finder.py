@@ -175,7 +175,7 @@ class Finder:
     def _add(self, module: nn.Module, parent: Entry | None) -> Entry:
         outer = parent.ref() if parent is not None else None
         name = name_below(outer, parent.name, module) if parent is not None and outer is not None else None
-        name = name or type(module).__qualname__
+        name = name or type(module).__name__
         if parent is None:
             count = sum(entry.kind is type(module) and entry.parent is None for entry in self._all)
             name = f"{name}#{count + 1}" if count else name
@@ -221,7 +221,7 @@ class Finder:
     def _settle(self, entry: Entry, outcome: Outcome) -> None:
         """What became of one form of call of a module."""
         with self._lock:
-            same = [graph.name for graph in entry.graphs].count(outcome.report.name)
+            same = [graph.name.partition("#")[0] for graph in entry.graphs].count(outcome.report.name)
             name = f"{outcome.report.name}#{same + 1}" if same else outcome.report.name
             entry.graphs.append(outcome.report.model_copy(update={"name": name}))
             if outcome.verdict == "tuned":
