@@ -110,6 +110,11 @@ GRAPHS_OPTION = "triton.cudagraphs"
 """Inductor's option that `mode="reduce-overhead"` and `mode="max-autotune"` set."""
 
 
+def is_tracing() -> bool:
+    """Whether `torch.jit.trace` records this thread's calls; torch documents the function and does not export it."""
+    return bool(torch.jit.is_tracing())  # type: ignore[attr-defined]
+
+
 class CompiledCall(NamedTuple):
     """The compiled code that calls of a module run."""
 

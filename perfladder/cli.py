@@ -334,6 +334,29 @@ def tune(
     raise typer.Exit(1 if fail_if_not_faster and result.status == "rejected" else 0)
 
 
+@app.command(name="exec", context_settings={"allow_interspersed_args": False})
+def execute(
+    script: Annotated[str, typer.Argument(help="A Python script, as python takes it; what follows is its own.")],
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="Arguments of the script.")] = None,
+    tune: Annotated[bool, typer.Option("--tune", help="Tune the modules that it calls while it runs.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Run an unmodified script, tune its modules just in time, and list them on stderr.
+
+    The exit code is the script's own, or 3 if it raised or a signal ended it. With --json it prints to stderr.
+    """
+    with _errors(as_json):
+        from perfladder.jit.execute import execute_tuned
+
+        if not tune:
+            raise InputError("exec: say what to do with the script: --tune.")
+        result = execute_tuned(script, arguments or [], keeps_stdout=not as_json)
+        print(result.describe(), end="", file=sys.stderr)
+        if as_json:
+            print(result.model_dump_json(indent=1))
+    raise typer.Exit(result.exit_code)
+
+
 @app.command()
 def doctor(as_json: Json = False) -> None:
     """Tell what this machine can do: devices, profiler activities, ncu, versions, other processes on the GPU."""

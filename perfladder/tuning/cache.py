@@ -100,18 +100,26 @@ def content_key(module: nn.Module, graph: GraphSpec, device: torch.device) -> st
     Weights and buffers by SHA-256, code by that of the source files of all classes in the module (of installed
     libraries by version), attributes that are plain values, the graph's form and sizes, versions, device, threads.
     """
-    parts = [
-        weights_digest(module),
-        code_digest(module),
-        _settings(module),
+    form = [
         [spec.model_dump(mode="json") for spec in graph.inputs],
         [[*spec.identity] for spec in (*graph.others, *graph.unsupported)],
-        versions(),
-        device_name(device),
-        torch.get_num_threads() if device.type == "cpu" else 0,
-        torch.get_float32_matmul_precision(),
     ]
-    return digest(parts)
+    return digest([*_module_parts(module), *form, *_machine_parts(device)])
+
+
+def form_key(module: nn.Module, graph: GraphSpec, device: torch.device, *, strict: bool) -> str:
+    """The same without the graph's sizes, so that one call is enough to know it."""
+    form = sorted(map(repr, graph.identity(strict=strict)))
+    return digest([*_module_parts(module), form, *_machine_parts(device)])
+
+
+def _module_parts(module: nn.Module) -> list[Any]:
+    return [weights_digest(module), code_digest(module), _settings(module)]
+
+
+def _machine_parts(device: torch.device) -> list[Any]:
+    threads = torch.get_num_threads() if device.type == "cpu" else 0
+    return [versions(), device_name(device), threads, torch.get_float32_matmul_precision()]
 
 
 def weights_digest(module: nn.Module) -> str:

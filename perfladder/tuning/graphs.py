@@ -102,6 +102,11 @@ class GraphTable:
         """Record what a call returned, after the call was observed itself."""
         graph.record_output(output, batch_size)
 
+    def adopt(self, graph: GraphSpec) -> None:
+        """Put a graph, known from elsewhere, in the place of the one of the same name and form."""
+        self.graphs = [graph if one.name == graph.name else one for one in self.graphs]
+        self._by_identity[graph.identity(strict=self.strict)] = graph
+
     def find(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> GraphSpec | None:
         """The graph that a call belongs to and whose sizes cover it, if there is one."""
         leaves = self._leaves(args, kwargs)

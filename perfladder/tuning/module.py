@@ -399,7 +399,7 @@ def _keep(kept: list[Sample], sample: Sample, limit: int) -> None:
     kept.append(sample)
 
 
-class _Own:
+class Own:
     """A name that the wrapper adds; whatever the module itself has by that name goes first."""
 
     def __init__(self, read: Callable[[ModuleControl], Any], name: str = "") -> None:
@@ -456,7 +456,7 @@ class Module(nn.Module):
         strategies: Sequence[TuneStrategy] | Mapping[str, TuneStrategy] | None = None,
         dynamic_shapes: Mapping[SemanticPath, Shape] | None = None,
     ) -> Module:
-        _check_module(module)
+        check_module(module)
         if strategy is not None and strategies is not None:
             raise InputError("strategy and strategies: give one of them.")
         _check_strategies(strategy, strategies)
@@ -466,24 +466,24 @@ class Module(nn.Module):
         control = ModuleControl(
             module, name or kind.__qualname__.replace("/", "_"), strategy, strategies, dynamic_shapes
         )
-        wrapper: Any = nn.Module.__new__(_wrapper_class(control))
+        wrapper: Any = nn.Module.__new__(wrapper_class(control))
         wrapper.__dict__ = module.__dict__
         assert isinstance(wrapper, Module), "its class is made so"
         return wrapper
 
-    name = _Own(lambda control: control.name)
-    device = _Own(lambda control: control.device)
-    state = _Own(lambda control: control.state)
-    graph_specs = _Own(lambda control: control.graphs)
-    module = _Own(lambda control: control.inner)
-    num_unseen_calls = _Own(lambda control: dict(control.num_unseen_calls))
-    enable_passthrough = _Own(lambda control: control.enable_passthrough)
-    enable_recording = _Own(lambda control: control.enable_recording)
-    activate = _Own(lambda control: control.activate)
-    deactivate = _Own(lambda control: control.deactivate)
-    perfladder_managed = _Own(lambda control: "aot")
-    perfladder_name = _Own(lambda control: control.name)
-    perfladder_state = _Own(lambda control: control.state)
+    name = Own(lambda control: control.name)
+    device = Own(lambda control: control.device)
+    state = Own(lambda control: control.state)
+    graph_specs = Own(lambda control: control.graphs)
+    module = Own(lambda control: control.inner)
+    num_unseen_calls = Own(lambda control: dict(control.num_unseen_calls))
+    enable_passthrough = Own(lambda control: control.enable_passthrough)
+    enable_recording = Own(lambda control: control.enable_recording)
+    activate = Own(lambda control: control.activate)
+    deactivate = Own(lambda control: control.deactivate)
+    perfladder_managed = Own(lambda control: "aot")
+    perfladder_name = Own(lambda control: control.name)
+    perfladder_state = Own(lambda control: control.state)
 
 
 def control_of(wrapper: Any) -> ModuleControl:
@@ -509,10 +509,15 @@ def _check_strategies(strategy: Any, strategies: Any) -> None:
             raise InputError(f"{name}: {one!r} is no strategy; give objects such as MaxThroughputStrategy().")
 
 
-def _check_module(module: Any) -> None:
+def check_module(module: Any) -> None:
+    """What cannot be wrapped.
+
+    Raises:
+        InputError: It is no module, wrapped or compiled already, or TorchScript.
+    """
     if not isinstance(module, nn.Module):
         raise InputError(f"module: expected a torch.nn.Module, got a {type(module).__name__}.")
-    if isinstance(module, Module):
+    if hasattr(type(module), "_perfladder_control"):
         raise InputError(f"module: {control_of(module).name} is wrapped already.")
     if isinstance(module, torch.jit.ScriptModule):
         raise InputError("module: a TorchScript module cannot be tuned; give the module that it was made of.")
@@ -520,8 +525,15 @@ def _check_module(module: Any) -> None:
         raise InputError("module: it is compiled already; give the plain module, so that candidates compare with it.")
 
 
-def _wrapper_class(control: ModuleControl) -> type:
-    """A class for one wrapper: that of the plain module, with another forward."""
+def wrapper_class(control: ModuleControl, base: type | None = None, **others: Any) -> type:
+    """A class for one wrapper: that of the plain module, with another forward.
+
+    Args:
+        control: Of the module.
+        base: What has the names that are added; by default `Module`.
+        others: Attributes in the place of those that a wrapper has.
+    """
+    base = base or Module
     inner, kind = control.inner, type(control.inner)
     plain, plain_forward = control.plain, kind.forward
     is_replaced = "forward" in vars(inner)
@@ -551,9 +563,10 @@ def _wrapper_class(control: ModuleControl) -> type:
         "_apply": _applying(kind),
         "_load_from_state_dict": _loading(kind),
     }
-    names |= {name: _of_inner(name) for name in vars(Module) if _is_added(name) and hasattr(inner, name)}
+    added = [name for name, value in vars(base).items() if isinstance(value, Own)]
+    names |= {name: _of_inner(name) for name in added if hasattr(inner, name)} | others
     meta: Any = type(kind)
-    made: type = meta(kind.__name__, (Module,) if kind is nn.Module else (kind, Module), names)
+    made: type = meta(kind.__name__, (base,) if kind is nn.Module else (kind, base), names)
     return made
 
 
@@ -580,12 +593,8 @@ def _loading(kind: Any) -> Call:
     return load
 
 
-def _is_added(name: str) -> bool:
-    return isinstance(vars(Module)[name], _Own)
-
-
-def _of_inner(name: str) -> _Own:
-    return _Own(lambda control: getattr(control.inner, name), name)
+def _of_inner(name: str) -> Own:
+    return Own(lambda control: getattr(control.inner, name), name)
 
 
 def _own_forward(inner: nn.Module) -> Call:

@@ -17,22 +17,20 @@ import torch
 from perfladder.errors import InputError, PerfladderError, TuningError
 from perfladder.target import consume, user_code
 from perfladder.timing.timer import Clock
-from perfladder.tuning.cache import BuildCache, content_key, function_digest
-from perfladder.tuning.candidates import DEFAULT_GATE, GraphWork
+from perfladder.tuning.cache import BuildCache, function_digest
+from perfladder.tuning.candidates import GraphWork
 from perfladder.tuning.config import TuningSettings, config
 from perfladder.tuning.correctness import seeded
 from perfladder.tuning.dataset import Arguments, calls_of
-from perfladder.tuning.inspect import num_layers, precisions
-from perfladder.tuning.isolation import TrialLimits
+from perfladder.tuning.graph_work import decided, describe_work, make_graph_work
 from perfladder.tuning.logs import only_own_messages
-from perfladder.tuning.measure import Meter
 from perfladder.tuning.module import Chosen, ModuleControl, RecordingSession, drop_own_forward, recording_session
 from perfladder.tuning.observe import HardwareMetrics, nvtx_range
 from perfladder.tuning.progress import Progress, TuneProgress
 from perfladder.tuning.quality import QualityGate
 from perfladder.tuning.report import Failure, GraphReport, ModuleReport, TuningReport, publish
 from perfladder.tuning.samples import copy_arguments
-from perfladder.tuning.strategies import Decision, FirstWinsStrategy, TuneStrategy
+from perfladder.tuning.strategies import FirstWinsStrategy, TuneStrategy
 from perfladder.tuning.wrap import wrapped_in
 
 if TYPE_CHECKING:
@@ -277,12 +275,12 @@ def _tune_module(work: _Work, control: ModuleControl, plan: Sequence[tuple[Graph
         chosen: list[Chosen] = []
         for graph, strategy in plan:
             graph_work = _graph_work(work, control, graph)
-            _logger.info("%s", _description(graph_work, strategy))
+            _logger.info("%s", describe_work(graph_work, strategy))
             if work.dry_run:
                 graphs.append(GraphReport.of(graph_work, strategy))
                 continue
             try:
-                decision, served = _decided(graph_work, strategy)
+                decision, served = decided(graph_work, strategy)
             except TuningError as failure:
                 graphs.append(GraphReport.of(graph_work, strategy, candidates=failure.candidates))
                 raise
@@ -374,25 +372,15 @@ def _name_of(function: Any) -> str:
 
 def _graph_work(work: _Work, control: ModuleControl, graph: GraphSpec) -> GraphWork:
     assert control.recording is not None, "it was recorded"
-    device, settings = control.device, work.settings
-    graph_work = GraphWork(
-        control=control,
-        graph=graph,
-        samples=control.recording.samples[graph.name],
-        device=device,
-        folder=work.cache.build_folder(control.name, graph.name),
-        cache=work.cache,
-        key="" if work.dry_run else content_key(control.inner, graph, device),
-        meter=Meter(device, work.clock),
-        limits=TrialLimits(
-            settings.build_timeout_s,
-            settings.build_max_memory_bytes,
-            is_wanted=settings.isolate_builds,
-            cache_dir=work.cache.root / "inductor",
-        ),
-        gate=DEFAULT_GATE,
+    graph_work = make_graph_work(
+        control,
+        graph,
+        control.recording.samples[graph.name],
+        work.settings,
+        work.cache,
+        work.clock,
+        is_dry_run=work.dry_run,
         tell=work.progress.tell,
-        nvtx=settings.nvtx,
     )
     if work.quality_gate is not None:
         gate = work.quality_gate
@@ -425,33 +413,6 @@ def _output_of(work: _Work, device: torch.device) -> Any:
         return list(output) if inspect.isgenerator(output) else output
 
 
-def _decided(work: GraphWork, strategy: TuneStrategy) -> tuple[Decision, Chosen]:
-    """The decision, with what serves the graph.
-
-    A winner that is known from an earlier tuning is built, and held against the samples of this one. Where it fails,
-    what was known of it is forgotten, and the decision is made again.
-    """
-    while True:
-        decision = strategy.tune(work)
-        winner = decision.winner
-        if winner is None:
-            return decision, Chosen(work.graph, None, "eager", record=decision.record)
-        built, why_not = work.build(winner)
-        if built is not None:
-            served = Chosen(
-                work.graph,
-                built.call,
-                decision.record.selected,
-                winner.backend,
-                folder=work.build_folder(winner.backend),
-                record=decision.record,
-                owns_weights=built.owns_weights,
-            )
-            return decision, served
-        _logger.info("%r, known from an earlier tuning, is tried anew: %s", winner.backend, why_not)
-        work.forget(winner)
-
-
 def _move_original(work: _Work, control: ModuleControl, *, owns_weights: bool) -> None:
     """Give up or move the original's weights, where that is asked for and nothing needs them."""
     target = work.settings.device_after_tuning
@@ -467,23 +428,3 @@ def _move_original(work: _Work, control: ModuleControl, *, owns_weights: bool) -
             control.name,
         )
     control.inner.to(target)
-
-
-def _description(work: GraphWork, strategy: TuneStrategy) -> str:
-    """What the log says of a graph."""
-    inner, graph = work.control.inner, work.graph
-    backends = strategy.backends_for(inner, work.device.type)
-    lines = [
-        f"Graph {graph.name} of module {work.control.name}",
-        f"  number of parameters: {sum(weight.numel() for weight in inner.parameters())}",
-        f"  number of layers: {num_layers(inner)}",
-        f"  precisions: {', '.join(precisions(inner)) or 'none'}",
-        graph.describe(),
-        f"  number of samples: {graph.num_samples}, of which {len(work.samples)} are kept",
-        f"  device: {work.device}",
-        f"  cache folder: {work.folder}",
-        f"  strategy: {strategy.title} ({strategy.describe()})",
-        "  backends:",
-        *(f"    {backend!r}" for backend in backends),
-    ]
-    return "\n".join(lines)
