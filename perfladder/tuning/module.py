@@ -443,6 +443,7 @@ class Module(nn.Module):
         graph_specs: The forms of call that were recorded.
         module: The plain module.
         num_unseen_calls: Calls after tuning that ran as they are, by reason.
+        tune: Tunes it from the calls recorded so far: `tune(device=None, strategy=None, dry_run=False)`.
 
     Raises:
         InputError: It is no module, wrapped or compiled already, TorchScript, or an argument is wrong.
@@ -481,9 +482,16 @@ class Module(nn.Module):
     enable_recording = Own(lambda control: control.enable_recording)
     activate = Own(lambda control: control.activate)
     deactivate = Own(lambda control: control.deactivate)
+    tune = Own(lambda control: _tune(control))
     perfladder_managed = Own(lambda control: "aot")
     perfladder_name = Own(lambda control: control.name)
     perfladder_state = Own(lambda control: control.state)
+
+
+def _tune(control: ModuleControl) -> Callable[..., Any]:
+    from perfladder.tuning.tune import tune_module
+
+    return functools.partial(tune_module, control)
 
 
 def control_of(wrapper: Any) -> ModuleControl:

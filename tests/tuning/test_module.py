@@ -695,3 +695,36 @@ def test_a_stated_shape_that_no_call_has_is_an_error_of_that_module():
     report = pl.tune(wrapper, toys.samples())
     assert "no recorded call has a tensor at 'y'" in report.modules[0].error.message
     assert wrapper.state == "passthrough"
+
+
+def test_a_module_is_tuned_from_what_it_recorded():
+    strategy = pl.OneBackendStrategy(toys.Faster()).enable_performance_validation(False)
+    wrapper = pl.Module(toys.Toy(), strategy=pl.OneBackendStrategy(pl.backend.TorchEagerBackend()))
+    with pytest.raises(TuningError, match="has no samples"):
+        wrapper.tune()
+    wrapper(torch.ones(2, 4))
+    report = wrapper.tune(dry_run=True)
+    assert (report.is_dry_run, report.num_builds, wrapper.state) == (True, 0, "recording")
+    wrapper(torch.ones(2, 4))
+    report = wrapper.tune(strategy=strategy)
+    assert wrapper.state == "tuned"
+    assert report.modules[0].graphs[0].num_samples == 2
+    assert control_of(wrapper).chosen[0].backend.name == "toy_faster"
+    with pytest.raises(TuningError, match="is tuned already"):
+        wrapper.tune()
+    wrapper.enable_passthrough(force=True)
+    with pytest.raises(TuningError, match="has no samples"):
+        wrapper.tune()
+
+
+def test_a_module_that_cannot_be_tuned_goes_on_recording():
+    wrapper = pl.Module(toys.Toy())
+    wrapper(torch.ones(2, 4))
+    with pytest.raises(InputError, match="strategy"):
+        wrapper.tune(strategy="fast")
+    wrapper.train()
+    with pytest.raises(InputError, match="training mode"):
+        wrapper.tune()
+    wrapper.eval()
+    assert wrapper.state == "recording"
+    assert torch.equal(wrapper(torch.ones(1, 4)), wrapper.module(torch.ones(1, 4)))
