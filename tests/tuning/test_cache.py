@@ -207,7 +207,9 @@ def test_toys_are_code_of_the_project():
 
 def test_a_folder_that_cannot_be_made_is_told(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(NotPossibleHereError, match=r"cache_dir: the folder .*file/cache cannot be made: Not a directory"):
+    with pytest.raises(
+        NotPossibleHereError, match=r"cache_dir: the folder .*file/cache cannot be made: Not a directory"
+    ):
         BuildCache(tmp_path / "file" / "cache")
 
 
