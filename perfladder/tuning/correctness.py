@@ -199,7 +199,8 @@ def _not_comparable(expected: Mapping[str, Any], found: Mapping[str, Any]) -> st
         other = found.get(path)
         is_equal = other is value or (type(value).__eq__ is not object.__eq__ and _says_equal(value, other))
         if not is_equal and isinstance(value, torch.Tensor):
-            return f"{path} is a tensor of layout {value.layout}, which cannot be compared"
+            form = "nested tensor" if value.is_nested else f"tensor of layout {value.layout}"
+            return f"{path} is a {form}, which cannot be compared"
         if not is_equal:
             return (
                 f"{path} is a {type_name(type(value))}, which cannot be compared. If it holds tensors, tell which: "

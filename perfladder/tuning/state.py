@@ -71,7 +71,7 @@ def _keeper(value: Any) -> Callable[[], None]:
 
 
 def _tensor_keeper(tensor: torch.Tensor) -> Callable[[], None]:
-    if tensor.device.type == "meta" or tensor.layout != torch.strided:
+    if tensor.device.type == "meta" or tensor.layout != torch.strided or tensor.is_nested:
         return lambda: None
     kept = tensor.detach().clone()
 

@@ -80,9 +80,9 @@ def output_leaves(output: Any) -> list[Leaf]:
 
 
 def leaf_kind(value: Any) -> LeafKind:
-    """What a leaf is to tuning."""
+    """What a leaf is to tuning; a nested tensor has no sizes to tell, and is passed on as it is."""
     if isinstance(value, torch.Tensor):
-        return "tensor"
+        return "unsupported" if value.is_nested else "tensor"
     return "scalar" if is_scalar_type(type(value)) or _is_container(type(value)) else "unsupported"
 
 

@@ -653,3 +653,29 @@ def test_a_stated_shape_that_no_call_has_is_an_error_of_that_module():
     report = pl.tune(wrapper, toys.samples())
     assert "no recorded call has a tensor at 'y'" in report.modules[0].error.message
     assert wrapper.state == "passthrough"
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_layer_that_meets_nested_tensors_runs_as_it_did():
+    """As layers of an encoder do, which drops what is padding by them."""
+    layer = nn.TransformerEncoderLayer(8, nhead=2, dim_feedforward=16, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, num_layers=2).eval()
+    x, mask = torch.ones(2, 4, 8), torch.tensor([[False, False, False, True]] * 2)
+    with torch.no_grad():
+        expected = encoder(x, src_key_padding_mask=mask)
+
+    def function(x, mask):
+        return encoder(x, src_key_padding_mask=mask)
+
+    eager = pl.OneBackendStrategy(pl.backend.TorchEagerBackend())
+    pl.wrap(encoder, ["layers.0"], eager)
+    report = pl.tune(function, [(torch.ones(4, 8), mask[0])])
+    assert "rejected: sample 0: output is a nested tensor, which cannot be compared" in report.describe()
+    with torch.no_grad():
+        assert torch.equal(function(x, mask), expected)
+        wrapper = encoder.layers[0]
+        tuned = pl.Module(wrapper.module, strategy=eager)
+        pl.tune(tuned, [torch.ones(4, 8)])
+        encoder.layers[0] = tuned
+        with pytest.warns(UnseenGraphWarning):
+            assert torch.equal(function(x, mask), expected)
