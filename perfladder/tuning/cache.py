@@ -23,6 +23,7 @@ from pydantic import ValidationError
 from torch import nn
 
 from perfladder._torch_private import inductor_cache
+from perfladder.errors import NotPossibleHereError
 from perfladder.files import write_atomically
 from perfladder.models import digest
 from perfladder.tuning.records import CandidateRecord
@@ -41,12 +42,26 @@ class BuildCache:
 
     Args:
         root: The folder; made if it is not there.
+
+    Raises:
+        NotPossibleHereError: It cannot be made or written to.
     """
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        for folder in (root, root / _RECORDS, root / "inductor"):
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        try:
+            for folder in (root, root / _RECORDS, root / "inductor"):
+                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise NotPossibleHereError(
+                f"cache_dir: the folder {root} cannot be made: {error.strerror}. Set config.cache_dir (--cache-dir, "
+                "PERFLADDER_CACHE_DIR) to one that you may write to."
+            ) from error
+        if not os.access(root / _RECORDS, os.W_OK):
+            raise NotPossibleHereError(
+                f"cache_dir: {root} may not be written to. Set config.cache_dir (--cache-dir, PERFLADDER_CACHE_DIR) to "
+                "one that you may write to."
+            )
 
     def read(self, key: str) -> CandidateRecord | None:
         """The record of that key; None if there is none, or none that can be read."""
@@ -74,8 +89,16 @@ class BuildCache:
         (self.root / _RECORDS / f"{key}.json").unlink(missing_ok=True)
 
     def write(self, key: str, record: CandidateRecord) -> None:
-        """Keep a record."""
-        write_atomically(self.root / _RECORDS / f"{key}.json", record.model_dump_json())
+        """Keep a record; where that fails, as on a full disk, only the next tuning suffers."""
+        try:
+            write_atomically(self.root / _RECORDS / f"{key}.json", record.model_dump_json())
+        except OSError as error:
+            _logger.warning(
+                "The record of %s cannot be kept in %s, and is made anew next time: %s",
+                record.description,
+                self.root,
+                error,
+            )
 
     def build_folder(self, module: str, graph: str) -> Path:
         """For what builds of one graph write."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -146,15 +147,20 @@ def load(
             stack.enter_context(only_own_messages())
         archive = stack.enter_context(open_archive(target))
         manifest = _manifest_of(archive)
-        wanted = _wanted(manifest, modules, device_map or {})
-        plans = [_plan(archive, manifest, entry, obj, (device_map or {}).get(entry.path), trust) for entry in wanted]
+        devices = device_map if device_map is not None else {}
+        wanted = _wanted(manifest, modules, devices)
+        plans = [_plan(archive, manifest, entry, obj, devices.get(entry.path), trust) for entry in wanted]
         for plan in plans:
             obj = _put_in_place(plan, obj)
     return obj
 
 
 def _archive_path(path: str | Path) -> Path:
+    if not isinstance(path, (str, os.PathLike)):
+        raise InputError(f"path: expected the name of an archive, such as 'tuned.ait', not a {type(path).__name__}.")
     target = Path(path)
+    if not target.name.isprintable():
+        raise InputError(f"path: {target.name!r} has control characters; an archive with such a name cannot be read.")
     if not target.name:
         raise InputError("path: expected the name of an archive, such as 'tuned.ait'.")
     if target.suffix != _SUFFIX:
@@ -245,10 +251,23 @@ def _manifest_of(archive: Archive) -> SavedManifest:
 
 def _wanted(manifest: SavedManifest, modules: Sequence[str] | None, device_map: Mapping[str, Any]) -> list[SavedModule]:
     known = [entry.path for entry in manifest.modules]
+    if isinstance(modules, str):
+        raise InputError(f"modules: expected a list of paths, such as [{modules!r}], not a text.")
+    if not isinstance(device_map, Mapping):
+        raise InputError(
+            f"device_map: expected devices by path of module, as in {{'unet': 'cuda'}}, got {device_map!r}."
+        )
     for field, paths in (("modules", modules or ()), ("device_map", device_map)):
         for path in paths:
             if path not in known:
                 raise InputError(f"{field}: {path!r} is not in the archive. {near_names(path, known, 'modules')}")
+    for path, device in device_map.items():
+        try:
+            torch.device(device)
+        except (RuntimeError, TypeError):
+            raise InputError(
+                f"device_map: {device!r} for {path!r} is no device; expected cpu, cuda, cuda:1 and so on."
+            ) from None
     return [entry for entry in manifest.modules if modules is None or entry.path in modules]
 
 

@@ -67,6 +67,7 @@ def _throughput(work: GraphWork, size: int) -> float | None:
         _logger.info("%s: batch size %d cannot be had (%s)", work.control.name, size, type(error).__name__)
         times = []
     finally:
+        work.state.restore()
         args, kwargs, sample = (), {}, None  # type: ignore[assignment]
     if not times:
         gc.collect()  # what failed may be held by frames that refer to one another

@@ -333,11 +333,18 @@ class ModuleControl:
         is_autocast, is_grad_enabled, no_grad = torch.is_autocast_enabled, torch.is_grad_enabled, torch.no_grad
 
         def route(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            key = call_key(args, kwargs, strict)
-            found = known.get(key)
+            try:
+                key = call_key(args, kwargs, strict)
+            except RuntimeError:  # a nested tensor has no shape
+                key = None
+            found = known.get(key) if key is not None else None
             if found is None or inner.training or is_autocast(device_type):
                 found = resolve(args, kwargs, is_error)
-                if len(known) < _MAX_KNOWN_CALLS and not inner.training and not is_autocast(device_type):
+                if (
+                    key is not None
+                    and len(known) < _MAX_KNOWN_CALLS
+                    and not (inner.training or is_autocast(device_type))
+                ):
                     known[key] = found
             call, is_tuned = found
             if is_tuned and is_grad_enabled():

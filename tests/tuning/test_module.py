@@ -728,3 +728,29 @@ def test_a_module_that_cannot_be_tuned_goes_on_recording():
     wrapper.eval()
     assert wrapper.state == "recording"
     assert torch.equal(wrapper(torch.ones(1, 4)), wrapper.module(torch.ones(1, 4)))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_layer_that_meets_nested_tensors_runs_as_it_did():
+    """As layers of an encoder do, which drops what is padding by them."""
+    layer = nn.TransformerEncoderLayer(8, nhead=2, dim_feedforward=16, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, num_layers=2).eval()
+    x, mask = torch.ones(2, 4, 8), torch.tensor([[False, False, False, True]] * 2)
+    with torch.no_grad():
+        expected = encoder(x, src_key_padding_mask=mask)
+
+    def function(x, mask):
+        return encoder(x, src_key_padding_mask=mask)
+
+    eager = pl.OneBackendStrategy(pl.backend.TorchEagerBackend())
+    pl.wrap(encoder, ["layers.0"], eager)
+    report = pl.tune(function, [(torch.ones(4, 8), mask[0])])
+    assert "rejected: sample 0: output is a nested tensor, which cannot be compared" in report.describe()
+    with torch.no_grad():
+        assert torch.equal(function(x, mask), expected)
+        wrapper = encoder.layers[0]
+        tuned = pl.Module(wrapper.module, strategy=eager)
+        pl.tune(tuned, [torch.ones(4, 8)])
+        encoder.layers[0] = tuned
+        with pytest.warns(UnseenGraphWarning):
+            assert torch.equal(function(x, mask), expected)
