@@ -88,11 +88,12 @@ class JitControl(ModuleControl):
 
     def _is_left_alone(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether a call is one that tuned code could not take over, or that must not be recorded."""
+        device_type = self.device.type
         return (
             self.inner.training
-            or torch.is_autocast_enabled(self.device.type)
+            or torch.is_autocast_enabled(device_type)
             or is_tracing()
-            or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+            or (device_type == "cuda" and torch.cuda.is_current_stream_capturing())
             or (torch.is_grad_enabled() and _wants_gradients(args, kwargs))
         )
 
@@ -192,6 +193,10 @@ class JitControl(ModuleControl):
                 with self._lock:
                     self._settle(graph, outcome.chosen)
                 self._on_outcome(outcome)
+        except Exception as error:
+            # The program's own call has its result, and goes on.
+            _logger.warning("%s: what was chosen cannot be served: %s", self.name, error, exc_info=error)
+            self._num_tunings.update({graph.name: _MAX_TUNINGS for graph in graphs})
         finally:
             self._is_tuning = False
 

@@ -58,6 +58,7 @@ class Finder:
         self._in_block: ContextVar[bool] = ContextVar("perfladder_jit", default=False)
         self._plain_call: Callable[..., Any] | None = None
         self._patch: Callable[..., Any] | None = None
+        self._is_patched = False
 
     def enable(self) -> None:
         """Look at the calls of all threads from now on."""
@@ -110,44 +111,58 @@ class Finder:
         )
 
     def _resume(self) -> None:
-        if self._patch is None:
-            self._plain_call = nn.Module.__call__
-            self._patch = _patched(self, nn.Module.__call__)
+        if not self._is_patched:
+            if self._patch is None or nn.Module.__call__ is not self._plain_call:
+                # Made once: compiled code is guarded by the function that it saw, and another one compiles it anew.
+                self._plain_call = nn.Module.__call__
+                self._patch = _patched(self, nn.Module.__call__)
             nn.Module.__call__ = self._patch  # type: ignore[method-assign]
-            for entry in list(self._live.values()):
-                entry.take_up()
+            self._is_patched = True
+        for entry in list(self._live.values()):
+            entry.take_up()
 
     def _pause(self) -> None:
         # Where somebody has put a patch of theirs over this one, it stays below, and lets all calls pass.
-        if self._patch is not None and nn.Module.__call__ is self._patch:
+        if self._is_patched and nn.Module.__call__ is self._patch:
             nn.Module.__call__ = self._plain_call  # type: ignore[method-assign, assignment]
-            self._patch = None
+            self._is_patched = False
         for entry in list(self._live.values()):
             entry.put_back()
 
     @property
     def is_watching(self) -> bool:
         """Whether the calls of this thread are looked at."""
-        return not self._place.is_closed and (self._is_on or self._in_block.get())
+        return (self._is_on or self._in_block.get()) and not self._place.is_closed
 
     def call(self, plain_call: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
         """A call of a module, of which all that is done for it stands around the plain call."""
         place = self._place
-        if is_transparent(module) or is_tracing():
-            return plain_call(module, *args, **kwargs)
-        before = place.parent, place.is_closed
-        entry = self._entry(module, place.parent)
+        entry = self._live.get(id(module))
+        if entry is None or entry.ref() is not module:
+            if is_transparent(module) or is_tracing():
+                return plain_call(module, *args, **kwargs)
+            try:
+                entry = self._entry(module, place.parent)
+            except Exception as error:
+                # Such as a lazy module, whose first call gives its weights their shapes.
+                _logger.debug("a %s is not ready to be looked at: %s", type(module).__name__, error)
+                return plain_call(module, *args, **kwargs)
         entry.num_calls += 1
-        if entry.state == "init" and jit_config.mode != "inspect" and not module.training:
+        is_inspected = jit_config.mode == "inspect"
+        state = entry.state
+        if state == "init" and not is_inspected and not module.training and not is_tracing():
             self._take_up(entry, module)
-        is_open = entry.state == "eager" or (jit_config.mode == "inspect" and entry.state == "init")
+            state = entry.state
+        is_open = state == "eager" or (state == "init" and is_inspected)
+        parent = place.parent
         place.parent, place.is_closed = entry, not is_open
         try:
-            if jit_config.mode == "inspect" and is_open:
+            if is_open and is_inspected:
                 return self._timed(entry, plain_call, module, args, kwargs)
             return plain_call(module, *args, **kwargs)
         finally:
-            place.parent, place.is_closed = before
+            # It was open, or this call would not have been looked at.
+            place.parent, place.is_closed = parent, False
 
     def _timed(self, entry: Entry, plain_call: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
         """The device is waited for on both sides, so that a module's time holds what it started."""
@@ -255,9 +270,11 @@ def _with_children(entry: Entry, entries: list[Entry]) -> Iterator[Entry]:
 def _patched(finder: Finder, plain_call: Callable[..., Any]) -> Callable[..., Any]:
     """What stands in the place of `torch.nn.Module.__call__`."""
 
+    is_compiling = torch.compiler.is_compiling
+
     def call(self: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         # Compilers see through to the plain call.
-        if torch.compiler.is_compiling() or not finder.is_watching:
+        if is_compiling() or not finder.is_watching:
             return plain_call(self, *args, **kwargs)
         return finder.call(plain_call, self, args, kwargs)
 

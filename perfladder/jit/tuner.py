@@ -134,8 +134,13 @@ class Tuner:
 
 
 def jit_backends(module: nn.Module, device_type: str) -> list[Backend]:
-    """The default backends without those that build files ahead of time."""
-    return [backend for backend in default_backends(module, device_type) if not backend.writes_code]
+    """The default backends that build from live weights in the process.
+
+    A program may load other weights into a module at any time, and a copy of them, as another memory format needs one,
+    would go on with the old ones.
+    """
+    found = default_backends(module, device_type)
+    return [backend for backend in found if not backend.writes_code and backend.config.memory_format is None]
 
 
 def _strategy(settings: JitSettings, control: JitControl) -> TuneStrategy:

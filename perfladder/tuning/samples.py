@@ -42,5 +42,6 @@ def copy_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    with torch.no_grad():
+    # In inference mode a copy of an ordinary tensor would be another kind of tensor, which is compiled for apart.
+    with torch.inference_mode(torch.is_inference_mode_enabled() and tensor.is_inference()), torch.no_grad():
         return tensor.detach().clone()

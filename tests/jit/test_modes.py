@@ -1,8 +1,11 @@
 """How it is switched on: for a process, for a function, deferred, to inspect; and its settings."""
 
 import asyncio
+import re
 import subprocess
 import sys
+from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
@@ -15,6 +18,7 @@ from perfladder.errors import InputError
 from perfladder.jit import jit_config
 from perfladder.jit.config import JitConfig, JitSettings
 from perfladder.jit.finder import finder
+from perfladder.jit.report import State
 
 
 @pytest.fixture
@@ -179,6 +183,29 @@ class TestSettings:
         config.skip_modules.append(nn.Linear)
         assert (snapshot.min_samples, snapshot.skip_modules) == (1, [])
         assert type(snapshot) is JitSettings
+
+
+class TestDefaultBackends:
+    def test_none_keeps_a_copy_of_the_weights(self):
+        from perfladder.jit.tuner import jit_backends
+
+        found = jit_backends(nn.Sequential(nn.Conv2d(3, 3, 3)), "cpu")
+        assert [repr(backend) for backend in found] == ["TorchInductorJitBackend()", "TorchEagerBackend()"]
+
+    @pytest.mark.usefixtures("faster")
+    def test_weights_that_are_loaded_later_are_used(self, x):
+        toy = toys.Toy()
+        jit.enable()
+        toy(x)
+        toy.load_state_dict({"weight": torch.full((4,), 5.0)})
+        with torch.no_grad():
+            assert torch.equal(toy(x), x * 5)
+
+
+def test_the_guide_has_all_settings_and_states():
+    text = (Path(__file__).parents[2] / "docs" / "jit.md").read_text()
+    documented = set(re.findall(r"^\| `([a-z_]+)` \|", text, flags=re.MULTILINE))
+    assert set(JitSettings.model_fields) | set(get_args(State)) == documented
 
 
 def test_the_settings_bring_no_torch():

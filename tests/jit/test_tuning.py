@@ -369,6 +369,14 @@ class TestFailures:
         with pytest.raises(KeyError, match="no input"):
             toy(None)
 
+    def test_a_lazy_module_is_looked_at_once_it_has_weights(self, x, states, faster):
+        module = nn.LazyLinear(4).eval()
+        jit.enable()
+        module(x)
+        assert states() == {}
+        module(x)
+        assert states() == {"Linear": "eager"}, "a toy's backend knows no linear layers"
+
     def test_a_cache_folder_that_is_lost_leaves_the_module_as_it_is(self, x, states, faster, tmp_path):
         toy = toys.Toy()
         jit.enable()
@@ -457,6 +465,36 @@ class TestLeftAlone:
         assert not toys.builds
         assert states() == {"Toy": "recording"}
         assert finder.report().modules[0].choice == "dry run: would try Faster()"
+
+
+class TestCompilers:
+    def test_the_programs_own_compilation_sees_the_plain_module(self, x, faster):
+        toy, graphs = toys.Toy(), []
+        right = toy(x)
+        jit.enable()
+        toy(x)
+
+        def backend(graph, inputs):
+            graphs.append(graph)
+            return graph
+
+        torch.compiler.reset()
+        compiled = torch.compile(lambda x: toy(x) + 1, backend=backend, fullgraph=True)
+        toys.calls.clear()
+        assert torch.equal(compiled(x), right + 1)
+        assert len(graphs) == 1
+        assert not toys.calls
+
+    def test_tracing_sees_the_plain_module(self, x, faster):
+        toy = toys.Toy()
+        jit.enable()
+        toy(x)
+        toys.calls.clear()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that TorchScript is going away
+            traced = torch.jit.trace(toy, x, check_trace=False)
+        assert not toys.calls
+        assert torch.equal(traced(x), x * toy.weight)
 
 
 @pytest.mark.usefixtures("faster")
