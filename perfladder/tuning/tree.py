@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -95,6 +95,12 @@ def map_tensors(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
                 made[id(part)] = function(part)
             values[position] = made[id(part)]
     return optree.tree_unflatten(spec, values)
+
+
+def take_apart(value: Any) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
+    """Every leaf of a value, in order, and a function that makes the same structure of other leaves."""
+    values, spec = _flat_values(value)
+    return values, lambda parts: optree.tree_unflatten(spec, parts)
 
 
 def map_inputs(
