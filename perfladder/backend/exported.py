@@ -84,7 +84,7 @@ def exported(flat: FlatModule, graph: GraphSpec) -> tuple[Any, dict[str, JsonVal
     """The exported program and its facts.
 
     Raises:
-        TuningError: It cannot be exported, would be wrong at some sizes of the graph, or changes the module's state.
+        TuningError: It cannot be exported, or would be wrong at some sizes of the graph.
     """
     start = time.monotonic()
     sizes = dynamic_sizes(graph)
@@ -94,9 +94,6 @@ def exported(flat: FlatModule, graph: GraphSpec) -> tuple[Any, dict[str, JsonVal
     except Exception as error:
         raise TuningError(explain_export_failure(error)) from error
     _check_ranges(program, graph)
-    if state := program.graph_signature.buffers_to_mutate:
-        name = next(iter(state.values())).removeprefix("module.")
-        raise TuningError(f"the module changes its own buffer `{name}` at each call, which would be lost")
     facts: dict[str, JsonValue] = {"export_s": round(time.monotonic() - start, 3)}
     return program, facts | {"dynamic_axes": axis_ranges(graph)}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -198,30 +199,48 @@ class FlatModule(nn.Module):
         return self.form.computed_in(output)
 
 
+def learned_form(request: BuildRequest, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OutputForm:
+    """How results are put together, from a call of the plain module with arguments that may be changed.
+
+    Raises:
+        TuningError: The module changes itself, or its result cannot be put together again.
+    """
+    bound = bind(request.graph.parameters, args, kwargs)
+    found = {leaf.path: leaf.value for leaf in input_leaves(bound)}
+    tensors = [found[spec.path] for spec in request.graph.inputs]
+    before = [change_count(tensor) for tensor in tensors]
+    state = _state_of(request.module)
+    with torch.no_grad():
+        output = request.forward(*args, **kwargs)
+    for name, was in state.items():
+        if _state_of(request.module).get(name) != was:
+            raise TuningError(f"the module changes its own buffer `{name}` at each call, which would be lost")
+    changed = [number for number, tensor in enumerate(tensors) if change_count(tensor) != before[number]]
+    return OutputForm(output, tensors, changed)
+
+
+def _state_of(module: nn.Module) -> dict[str, tuple[int, int | None]]:
+    return {name: (id(buffer), change_count(buffer)) for name, buffer in module.named_buffers()}
+
+
 class FlatCall:
     """Takes the module's own arguments, and returns what the module does, by what was built of its flat form.
 
     Args:
-        request: What it was built of. Without samples, as in a saved archive, the form of results is learned from the
-            plain module at the first call.
+        request: What it was built of.
         inputs: The tensors that the build takes.
         run: The build.
+        form: How results are put together; None, as for a saved archive: learned from the plain module at the first
+            call.
     """
 
-    def __init__(self, request: BuildRequest, inputs: Sequence[FlatInput], run: Run) -> None:
-        self._inputs, self._run, self._plain = tuple(inputs), run, request.forward
+    def __init__(self, request: BuildRequest, inputs: Sequence[FlatInput], run: Run, form: OutputForm | None) -> None:
+        self._inputs, self._run, self._form = tuple(inputs), run, form
+        self._learn = functools.partial(learned_form, request)
         self._parameters, self._device = request.graph.parameters, _indexed(request.device)
         self._read = _Reader([one.path for one in inputs])
         self._constants = _Constants(request.graph)
         self._lock = threading.Lock()
-        self._form: OutputForm | None = None
-        if request.samples:
-            self._form = self._learned(*request.samples[0].fresh())
-
-    @property
-    def form(self) -> OutputForm | None:
-        """How results are put together, if it is known yet."""
-        return self._form
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As the module's forward."""
@@ -231,23 +250,15 @@ class FlatCall:
         form = self._form
         if form is None:
             with self._lock:
-                form = self._form = self._form or self._learned(*copy_arguments(args, kwargs))
+                form = self._form = self._form or self._learn(*copy_arguments(args, kwargs))
         fitted = [one.fitted(tensor, self._device) for one, tensor in zip(self._inputs, tensors, strict=True)]
-        computed = self._run(fitted)
+        computed = self._run(list(fitted))  # a loader may empty the list
         if len(computed) != form.num_computed:
             raise TuningError(f"what was built returns {len(computed)} tensors, and the module {form.num_computed}")
         for number in form.changed:
             if fitted[number] is not tensors[number]:
                 tensors[number].copy_(fitted[number])
         return form.result(computed, tensors)
-
-    def _learned(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OutputForm:
-        tensors = self._read(bind(self._parameters, args, kwargs))
-        before = [change_count(tensor) for tensor in tensors]
-        with torch.no_grad():
-            output = self._plain(*args, **kwargs)
-        changed = [number for number, tensor in enumerate(tensors) if change_count(tensor) != before[number]]
-        return OutputForm(output, tensors, changed)
 
 
 def _indexed(device: torch.device) -> torch.device:

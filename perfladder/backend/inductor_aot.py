@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import torch
 
     from perfladder.backend.exported import FlatBuild
+    from perfladder.backend.flat import OutputForm
     from perfladder.tuning.graphs import GraphSpec
 
 _FILE: Final = "model.pt2"
@@ -63,10 +64,12 @@ class TorchInductorAotBackend(Backend):
             TuningError: The module cannot be exported or compiled for all sizes of the graph.
         """
         from perfladder.backend.exported import FlatBuild
+        from perfladder.backend.flat import learned_form
 
         if reason := self.why_not_for_graph(request.graph):
             raise TuningError(reason)
-        return self._loaded(request, FlatBuild.read(request.folder) or self._made(request))
+        form = learned_form(request, *request.samples[0].fresh())
+        return self._loaded(request, FlatBuild.read(request.folder) or self._made(request), form)
 
     def load(self, request: BuildRequest) -> Built:
         """Load the file of an archive.
@@ -79,7 +82,7 @@ class TorchInductorAotBackend(Backend):
         build = FlatBuild.read(request.folder)
         if build is None:
             raise TuningError(f"there is no finished build in {request.folder}")
-        return self._loaded(request, build)
+        return self._loaded(request, build, None)
 
     def _made(self, request: BuildRequest) -> FlatBuild:
         from perfladder._torch_private import compile_to_package
@@ -103,7 +106,7 @@ class TorchInductorAotBackend(Backend):
     def _options(self) -> dict[str, Any] | None:
         return dict(self.config.inductor_configs) if self.config.inductor_configs is not None else None
 
-    def _loaded(self, request: BuildRequest, build: FlatBuild) -> Built:
+    def _loaded(self, request: BuildRequest, build: FlatBuild, form: OutputForm | None) -> Built:
         from perfladder._torch_private import load_package
         from perfladder.backend.exported import check_form
         from perfladder.backend.flat import FlatCall
@@ -113,5 +116,4 @@ class TorchInductorAotBackend(Backend):
             run: Callable[[list[torch.Tensor]], Any] = load_package(str(request.folder / _FILE), request.device)
         except Exception as error:
             raise TuningError(f"{_FILE} cannot be loaded: {explain_export_failure(error)}") from error
-        call = FlatCall(request, build.inputs, run)
-        return Built(call, build.details, owns_weights=call.form is not None)
+        return Built(FlatCall(request, build.inputs, run, form), build.details, owns_weights=form is not None)

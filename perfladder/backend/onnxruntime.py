@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from perfladder.backend.exported import FlatBuild
+    from perfladder.backend.flat import OutputForm
     from perfladder.tuning.graphs import GraphSpec
 
 Provider = Literal["cpu", "cuda", "tensorrt"]
@@ -84,15 +85,20 @@ class ONNXRuntimeBackend(Backend):
             TuningError: The module cannot be exported or run for all sizes of the graph.
         """
         from perfladder.backend.exported import FlatBuild
+        from perfladder.backend.flat import learned_form
         from perfladder.backend.onnx_export import export_onnx
 
         if reason := self.why_not_for(request.module) or self.why_not_for_graph(request.graph):
             raise TuningError(reason)
+        form = learned_form(request, *request.samples[0].fresh())
+        for number in form.changed:
+            path = request.graph.inputs[number].access_path
+            raise TuningError(f"the module changes its argument `{path}` in place, which an ONNX model cannot")
         build = FlatBuild.read(request.folder)
         if build is None:
             build = export_onnx(request, use_dynamo=self.config.use_dynamo, opset_version=self.config.opset_version)
             build.write(request.folder)
-        return self._opened(request, build)
+        return self._opened(request, build, form)
 
     def load(self, request: BuildRequest) -> Built:
         """Open the file of an archive.
@@ -105,9 +111,9 @@ class ONNXRuntimeBackend(Backend):
         build = FlatBuild.read(request.folder)
         if build is None:
             raise TuningError(f"there is no finished build in {request.folder}")
-        return self._opened(request, build)
+        return self._opened(request, build, None)
 
-    def _opened(self, request: BuildRequest, build: FlatBuild) -> Built:
+    def _opened(self, request: BuildRequest, build: FlatBuild, form: OutputForm | None) -> Built:
         from perfladder.backend.exported import check_form
         from perfladder.backend.flat import FlatCall
         from perfladder.backend.onnx_export import MODEL_FILE
@@ -127,12 +133,9 @@ class ONNXRuntimeBackend(Backend):
         except Exception as error:
             raise TuningError(explain_export_failure(error)) from error
         run = OrtRunner(session, request.graph, request.device, knows_sizes=config.use_dynamo)
-        call = FlatCall(request, [one.contiguous() for one in build.inputs], run)
-        if call.form is not None and call.form.changed:
-            path = build.inputs[call.form.changed[0]].access_path
-            raise TuningError(f"the module changes its argument `{path}` in place, which an ONNX model cannot")
+        call = FlatCall(request, [one.contiguous() for one in build.inputs], run, form)
         details = {"providers": session.get_providers(), "num_dropped_inputs": run.num_dropped_inputs, **build.details}
-        return Built(call, details, owns_weights=call.form is not None)
+        return Built(call, details, owns_weights=form is not None)
 
     def _provider(self, device: torch.device) -> Provider:
         own: Provider = "cuda" if device.type == "cuda" else "cpu"

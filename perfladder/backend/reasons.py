@@ -86,11 +86,13 @@ def _data_dependent(text: str) -> str:
 def _shapes(text: str) -> str:
     fixed = re.findall(r"marked (\w+) as dynamic but your code specialized it to be a constant \((\d+)\)", text)
     solved = re.findall(r"generated for (\w+) = .*? resulted in a specialized value of (\d+)", text)
-    wanted = re.findall(r"^\s+(\w+ = (?!Dim\().+)$", text.partition("Suggested fixes:")[2], flags=re.MULTILINE)
-    facts = [f"the code works with {_label(name)} = {size} only" for name, size in dict.fromkeys([*fixed, *solved])]
-    if not facts:
-        facts = [f"the code needs {_label(one.strip())}" for one in dict.fromkeys(wanted)]
-    told = "; ".join(facts) or _line_with(text, _SHAPES)
+    fixes = text.partition("Suggested fixes:")[2]
+    ranges = re.findall(r"^\s+(?!_)(\w+) = Dim\('\w+'(?:, min=(\d+))?(?:, max=(\d+))?\)", fixes, flags=re.MULTILINE)
+    multiples = re.findall(r"^\s+(\w+ = \d+\*.+)$", fixes, flags=re.MULTILINE)
+    facts = [f"the code works with {name} = {size} only" for name, size in dict.fromkeys([*fixed, *solved])]
+    facts += [f"the code takes {name} from {least or 0} to {most or 'any size'} only" for name, least, most in ranges]
+    facts += [f"the code needs {one.strip()}" for one in multiples]
+    told = _label("; ".join(facts)) or _line_with(text, _SHAPES)
     return (
         f"shape constraint: {told}. Next: state sizes in `dynamic_shapes` that the code takes, or a plain number for "
         "one that never changes; or change the code so that it takes every size of the range."
