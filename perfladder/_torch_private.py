@@ -380,6 +380,8 @@ def size_range(program: Any, size: Any) -> tuple[float, float] | None:
     if isinstance(size, int):
         return size, size
     expression = size.node.expr
+    if expression.is_number:
+        return int(expression), int(expression)
     for symbol, found in program.range_constraints.items():
         if symbol == expression:
             return _number(found.lower), _number(found.upper)

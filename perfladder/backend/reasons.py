@@ -88,11 +88,11 @@ def _shapes(text: str) -> str:
     solved = re.findall(r"generated for (\w+) = .*? resulted in a specialized value of (\d+)", text)
     fixes = text.partition("Suggested fixes:")[2]
     ranges = re.findall(r"^\s+(?!_)(\w+) = Dim\('\w+'(?:, min=(\d+))?(?:, max=(\d+))?\)", fixes, flags=re.MULTILINE)
-    multiples = re.findall(r"^\s+(\w+ = \d+\*.+)$", fixes, flags=re.MULTILINE)
+    multiples = re.findall(r"^\s+(\w+) = (\d+)\*_\w+$", fixes, flags=re.MULTILINE)
     facts = [f"the code works with {name} = {size} only" for name, size in dict.fromkeys([*fixed, *solved])]
     facts += [f"the code takes {name} from {least or 0} to {most or 'any size'} only" for name, least, most in ranges]
-    facts += [f"the code needs {one.strip()}" for one in multiples]
-    told = _label("; ".join(facts)) or _line_with(text, _SHAPES)
+    facts += [f"the code takes multiples of {times} as {name} only" for name, times in multiples]
+    told = _label("; ".join(dict.fromkeys(facts))) or _line_with(text, _SHAPES)
     return (
         f"shape constraint: {told}. Next: state sizes in `dynamic_shapes` that the code takes, or a plain number for "
         "one that never changes; or change the code so that it takes every size of the range."

@@ -93,7 +93,7 @@ class Counting(nn.Module):
 @pytest.mark.parametrize(
     ("module", "reason"),
     [
-        (OnlyEven(), r"shape constraint: the code needs size = 2\*size\. Next: state sizes"),
+        (OnlyEven(), "shape constraint: the code takes multiples of 2 as size only. Next: state sizes"),
         (Fixed(), "shape constraint: the code works with size = 8 only. Next: state sizes"),
         (Large(), "shape constraint: the code takes size from 6 to 8 only"),
         (Branching(), "data-dependent control flow: .* at `return x if"),

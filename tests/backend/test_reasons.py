@@ -41,7 +41,7 @@ Suggested fixes:
             r"data-dependent control flow: .* at `if x.sum\(\) > 0: return x` \(model.py:32\)",
             "torch.where",
         ),
-        (RuntimeError(SHAPES), r"shape constraint: the code needs h = 2\*h\.", "dynamic_shapes"),
+        (RuntimeError(SHAPES), "shape constraint: the code takes multiples of 2 as h only", "dynamic_shapes"),
         (
             RuntimeError(
                 "Constraints violated (dim_c)!\n  - You marked dim_c as dynamic but your code specialized it to be a "
