@@ -389,7 +389,7 @@ def size_range(program: Any, size: Any) -> tuple[float, float] | None:
 
 
 def _number(bound: Any) -> float:
-    return int(bound) if bound.is_integer else float("inf")
+    return int(bound) if bound.is_Integer else float("inf")
 
 
 def compile_to_package(program: Any, path: str, options: dict[str, Any] | None) -> None:
