@@ -179,7 +179,8 @@ class GraphWork:
             _logger.info("%s: %s (%s)", backend, status, reason)
             return Candidate(backend, record.model_copy(update={"status": status, "reason": reason, **facts}))
 
-        if reason := backend.why_not(self.device) or backend.why_not_for(self.control.inner):
+        reason = backend.why_not(self.device) or backend.why_not_for(self.control.inner)
+        if reason := reason or backend.why_not_for_graph(self.graph):
             return ended("not_applicable", reason)
         trial = None
         if backend.is_isolated:

@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import inspect
 import json
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -119,6 +119,12 @@ def _copied_container(value: Any) -> Any:
         return copy.copy(value)
     container = container_of(kind)
     return value if container is None else container.rebuild(value, container.parts(value))
+
+
+def take_apart(value: Any) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
+    """Every leaf of a value, in order, and a function that makes the same structure of other leaves."""
+    values, spec = _flat_values(value)
+    return values, lambda parts: optree.tree_unflatten(spec, parts)
 
 
 def map_inputs(
