@@ -155,7 +155,9 @@ class InspectedModulesInfo:
         mean_ms = self.total_execution_time / max(self.number_of_batches, 1)
         table = Table(title=f"{self.number_of_batches} iterations, {mean_ms:.2f} ms each")
         for name in ("module", "type", "calls", "ms a call", "share", "layers", "parameters", "precision"):
-            table.add_column(name, justify="left" if name in ("module", "type", "precision") else "right")
+            table.add_column(
+                name, justify="left" if name in ("module", "type", "precision") else "right", overflow="fold"
+            )
         for info in self.get_modules():
             table.add_row(
                 info.name,
@@ -167,7 +169,10 @@ class InspectedModulesInfo:
                 f"{info.num_parameters:,}",
                 ", ".join(info.precisions),
             )
-        Console().print(table)
+        console = Console(markup=False)
+        if not console.is_terminal:
+            console.width = 10_000  # a file or a log has no width, and a path that is cut off could not be copied
+        console.print(table)
 
 
 def inspect(

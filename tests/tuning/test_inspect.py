@@ -181,3 +181,15 @@ def test_a_key_with_a_dot_is_no_path_and_no_error():
 def test_an_entry_prints_in_a_line():
     info = pl.inspect(nn.Sequential(nn.Linear(2, 2)), [torch.ones(2)], number_of_iterations=1, warmup_iterations=0)
     assert "\n" not in repr(info.get_modules())
+
+
+def test_a_log_has_whole_paths(capsys):
+    class Holder:
+        def __init__(self):
+            self.a_part_with_quite_a_long_name = {"and_a_key_of_many_letters": nn.Linear(2, 2)}
+
+        def __call__(self, x):
+            return self.a_part_with_quite_a_long_name["and_a_key_of_many_letters"](x)
+
+    pl.inspect(Holder(), [torch.ones(2)], number_of_iterations=1, warmup_iterations=0).describe()
+    assert "a_part_with_quite_a_long_name.and_a_key_of_many_letters" in capsys.readouterr().out
