@@ -3,8 +3,6 @@
 import dataclasses
 import functools
 
-import onnx
-import onnxruntime
 import pytest
 import torch
 from flat_calls import CPU, Conv, Mlp, Nested, assert_right, call_of, make_request, nested_call
@@ -15,6 +13,10 @@ from perfladder.backend import ONNXRuntimeBackend
 from perfladder.backend.ort_session import open_session
 from perfladder.errors import InputError, TuningError
 from perfladder.tuning.module import control_of
+
+onnx = pytest.importorskip("onnx")
+onnxruntime = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxscript")
 
 
 @pytest.fixture
