@@ -259,6 +259,16 @@ def compile_counters() -> CompileCounters:
         return CompileCounters(0, 0, 0, 0, 0.0)
 
 
+def cpp_compilers() -> tuple[str, ...]:
+    """Return the names of the C++ compilers that Inductor tries, as torch and the user's environment have them."""
+    try:
+        from torch._inductor import config
+
+        return tuple(name for name in config.cpp.cxx if name)
+    except (ImportError, AttributeError, TypeError):
+        return ()
+
+
 def allocator_bytes() -> tuple[int, int]:
     """Return what the accelerator's allocator holds now and at most since its peak was reset.
 
@@ -371,10 +381,45 @@ def inductor_cache(folder: Path) -> Iterator[None]:
 
 def has_cpp_compiler() -> bool:
     """Whether one of the C++ compilers is there that Inductor would take on a CPU."""
-    import torch._inductor.config as settings
+    return any(shutil.which(name) for name in (*cpp_compilers(), "g++", "clang++", "c++"))
 
-    try:
-        names = [str(name) for name in settings.cpp.cxx if name]
-    except (AttributeError, TypeError):
-        names = []
-    return any(shutil.which(name) for name in [*names, "g++", "c++"])
+
+def size_range(program: Any, size: Any) -> tuple[float, float] | None:
+    """Return the least and the largest value that a size in an exported program may have; None if it is not told."""
+    if isinstance(size, int):
+        return size, size
+    expression = size.node.expr
+    if expression.is_number:
+        return int(expression), int(expression)
+    for symbol, found in program.range_constraints.items():
+        if symbol == expression:
+            return _number(found.lower), _number(found.upper)
+    return None
+
+
+def _number(bound: Any) -> float:
+    return int(bound) if bound.is_Integer else float("inf")
+
+
+def compile_to_package(program: Any, path: str, options: dict[str, Any] | None) -> None:
+    """Compile an exported program with Inductor into a package of machine code."""
+    import torch._inductor
+
+    torch._inductor.aoti_compile_and_package(program, package_path=path, inductor_configs=options)
+
+
+def load_package(path: str, device: torch.device) -> Callable[[list[torch.Tensor]], Any]:
+    """Load what `compile_to_package` wrote; takes and returns a list of tensors.
+
+    On a CPU the index has to be -1: torch 2.13 refuses 0. The loader is called without its wrapper, which reads the
+    structure of arguments from text at each call (80 us against 20, torch 2.13).
+    """
+    import torch._inductor
+
+    index = -1 if device.type == "cpu" or device.index is None else device.index
+    model = torch._inductor.aoti_load_package(path, device_index=index)
+    run = getattr(getattr(model, "loader", None), "boxed_run", None)
+    if run is None:
+        return lambda tensors: model(*tensors)
+    loaded: Callable[[list[torch.Tensor]], Any] = run
+    return loaded

@@ -16,7 +16,14 @@ _SPARE_BYTES = 16 << 20
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write text under a temporary name, flush it to disk, and rename; the folder is flushed too."""
+    """Write text under a temporary name, flush it to disk, and rename; the folder is flushed too.
+
+    What is there and no file, such as `/dev/null` or a pipe, is written to and stays what it is.
+    """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        with path.open("w", encoding="utf-8") as device:
+            device.write(text)
+        return
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
         with temporary.open("w", encoding="utf-8") as file:

@@ -100,6 +100,19 @@ def test_failed_write_leaves_the_old_file_and_nothing_beside_it(tmp_path, monkey
     assert [p.name for p in tmp_path.iterdir()] == ["result.json"]
 
 
+def test_what_is_no_file_is_written_to_and_stays(tmp_path):
+    """As `/dev/null` has to, which root could replace."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_atomically(path, "text")
+        assert os.read(reader, 16) == b"text"
+    finally:
+        os.close(reader)
+    assert path.is_fifo()
+
+
 def test_opening_what_is_no_run_says_what_a_run_is(tmp_path):
     with pytest.raises(InputError, match=r"is no run: it has no run\.json"):
         RunDirectory.open(tmp_path)

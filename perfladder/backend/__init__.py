@@ -12,8 +12,12 @@ if TYPE_CHECKING:
     from perfladder.backend.base import Built as Built
     from perfladder.backend.eager import TorchEagerBackend as TorchEagerBackend
     from perfladder.backend.eager import TorchEagerBackendConfig as TorchEagerBackendConfig
+    from perfladder.backend.inductor_aot import TorchInductorAotBackend as TorchInductorAotBackend
+    from perfladder.backend.inductor_aot import TorchInductorAotBackendConfig as TorchInductorAotBackendConfig
     from perfladder.backend.inductor_jit import TorchInductorJitBackend as TorchInductorJitBackend
     from perfladder.backend.inductor_jit import TorchInductorJitBackendConfig as TorchInductorJitBackendConfig
+    from perfladder.backend.onnxruntime import ONNXRuntimeBackend as ONNXRuntimeBackend
+    from perfladder.backend.onnxruntime import ONNXRuntimeBackendConfig as ONNXRuntimeBackendConfig
     from perfladder.backend.registry import find_backend as find_backend
     from perfladder.backend.registry import register_backend as register_backend
     from perfladder.backend.torchao import TorchAOBackend as TorchAOBackend
@@ -24,10 +28,14 @@ _LAZY = {
     "BackendConfig": "base",
     "BuildRequest": "base",
     "Built": "base",
+    "ONNXRuntimeBackend": "onnxruntime",
+    "ONNXRuntimeBackendConfig": "onnxruntime",
     "TorchAOBackend": "torchao",
     "TorchAOBackendConfig": "torchao",
     "TorchEagerBackend": "eager",
     "TorchEagerBackendConfig": "eager",
+    "TorchInductorAotBackend": "inductor_aot",
+    "TorchInductorAotBackendConfig": "inductor_aot",
     "TorchInductorJitBackend": "inductor_jit",
     "TorchInductorJitBackendConfig": "inductor_jit",
     "find_backend": "registry",

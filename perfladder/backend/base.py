@@ -139,6 +139,10 @@ class Backend(ABC):
         """Why it is not applicable to a module; None if it is."""
         return None
 
+    def why_not_for_graph(self, graph: GraphSpec) -> str | None:
+        """Why it is not applicable to a form of call; None if it is."""
+        return None
+
     @abstractmethod
     def compile(self, request: BuildRequest) -> Built | Callable[..., Any]:
         """Make something that takes the arguments of the module's forward and returns what it returns.

@@ -105,6 +105,9 @@ def compile_call(call: Callable[..., Any], **settings: Any) -> Callable[..., Any
 def warmed_up(call: Callable[..., Any], request: BuildRequest, details: Mapping[str, JsonValue] | None = None) -> Built:
     """Run the samples and the shapes at the ends of the graph's ranges, and tell what was compiled for them.
 
+    They run without gradients, and in inference mode too, which is another compilation to torch: the caller may be in
+    either. What is told is of the first of both, which the second one repeats.
+
     Raises:
         TuningError: The compiler gave up because it had compiled too often, so that the rest would run eager.
     """
@@ -115,7 +118,10 @@ def warmed_up(call: Callable[..., Any], request: BuildRequest, details: Mapping[
         for args, kwargs in request.calls():
             call(*args, **kwargs)
     made = compile_counters().since(before)
-    if made.limit_hits:
+    with torch.inference_mode():
+        for args, kwargs in request.calls():
+            call(*args, **kwargs)
+    if compile_counters().since(before).limit_hits:
         raise TuningError(f"it was recompiled up to torch's limit ({made.recompiles} times); the rest would run eager")
     if request.samples and not made.graphs:
         raise TuningError("nothing was compiled: the module, or all that it calls, is excluded from torch.compile")

@@ -13,7 +13,9 @@ from perfladder.text import near_names
 _GROUP: Final = "perfladder.backends"
 _OWN: Final = {
     "eager": "perfladder.backend.eager:TorchEagerBackend",
+    "inductor_aot": "perfladder.backend.inductor_aot:TorchInductorAotBackend",
     "inductor_jit": "perfladder.backend.inductor_jit:TorchInductorJitBackend",
+    "onnxruntime": "perfladder.backend.onnxruntime:ONNXRuntimeBackend",
     "torchao": "perfladder.backend.torchao:TorchAOBackend",
 }
 _registered: dict[str, type[Backend]] = {}

@@ -111,7 +111,7 @@ class Tuner:
                 reason = f"dry run: would try {', '.join(map(repr, backends))}"
                 return Outcome("dry_run", None, JitGraph.of(graph, selected=None, reason=reason))
             with _state_as_before(control.inner), seeded(work.device):
-                decision, (chosen, _) = decided(work, strategy)
+                decision, chosen = decided(work, strategy)
             record, candidates = decision.record, decision.record.candidates
             why = _why_not(record, settings)
             if why is None:

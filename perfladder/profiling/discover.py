@@ -202,7 +202,7 @@ class _Walk:
         items = values.items() if isinstance(values, dict) else enumerate(values)
         holds = []
         for key, value in list(items):
-            if isinstance(key, (str, int)):
+            if isinstance(key, int) or (isinstance(key, str) and key and "." not in key):
                 holds.append(self._item(_join(path, str(key)), value, depth, objects))
         return any(holds)
 

@@ -23,6 +23,7 @@ from pydantic import ValidationError
 from torch import nn
 
 from perfladder._torch_private import inductor_cache
+from perfladder.errors import NotPossibleHereError
 from perfladder.files import write_atomically
 from perfladder.models import digest
 from perfladder.tuning.records import CandidateRecord
@@ -41,12 +42,26 @@ class BuildCache:
 
     Args:
         root: The folder; made if it is not there.
+
+    Raises:
+        NotPossibleHereError: It cannot be made or written to.
     """
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        for folder in (root, root / _RECORDS, root / "inductor"):
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        try:
+            for folder in (root, root / _RECORDS, root / "inductor"):
+                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise NotPossibleHereError(
+                f"cache_dir: the folder {root} cannot be made: {error.strerror}. Set config.cache_dir (--cache-dir, "
+                "PERFLADDER_CACHE_DIR) to one that you may write to."
+            ) from error
+        if not os.access(root / _RECORDS, os.W_OK):
+            raise NotPossibleHereError(
+                f"cache_dir: {root} may not be written to. Set config.cache_dir (--cache-dir, PERFLADDER_CACHE_DIR) to "
+                "one that you may write to."
+            )
 
     def read(self, key: str) -> CandidateRecord | None:
         """The record of that key; None if there is none, or none that can be read."""
@@ -58,13 +73,32 @@ class BuildCache:
             _logger.warning("The record %s in %s cannot be used and is made anew: %s", key, self.root, error)
             return None
 
+    def read_number(self, key: str) -> int | None:
+        """A whole number that was kept by that key; None if there is none."""
+        try:
+            return int((self.root / _RECORDS / f"{key}.txt").read_text())
+        except (OSError, ValueError):
+            return None
+
+    def write_number(self, key: str, number: int) -> None:
+        """Keep a whole number."""
+        write_atomically(self.root / _RECORDS / f"{key}.txt", str(number))
+
     def forget(self, key: str) -> None:
         """Drop a record."""
         (self.root / _RECORDS / f"{key}.json").unlink(missing_ok=True)
 
     def write(self, key: str, record: CandidateRecord) -> None:
-        """Keep a record."""
-        write_atomically(self.root / _RECORDS / f"{key}.json", record.model_dump_json())
+        """Keep a record; where that fails, as on a full disk, only the next tuning suffers."""
+        try:
+            write_atomically(self.root / _RECORDS / f"{key}.json", record.model_dump_json())
+        except OSError as error:
+            _logger.warning(
+                "The record of %s cannot be kept in %s, and is made anew next time: %s",
+                record.description,
+                self.root,
+                error,
+            )
 
     def build_folder(self, module: str, graph: str) -> Path:
         """For what builds of one graph write."""
@@ -146,6 +180,15 @@ def source_of(kind: type) -> str:
         return hashlib.sha256(Path(file).read_bytes()).hexdigest()
     functions = [function for function in vars(kind).values() if inspect.isfunction(function)]
     return digest([_code_parts(function.__code__) for function in functions])
+
+
+def function_digest(function: Any) -> str:
+    """SHA-256 over what a function does and the values that it refers to, or over the class of another callable."""
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return digest([source_of(type(function)), repr(function)])  # type: ignore[arg-type]
+    cells = [repr(cell.cell_contents) for cell in function.__closure__ or ()]
+    return digest([_code_parts(code), cells, repr(function.__defaults__)])
 
 
 def _code_parts(code: types.CodeType) -> list[Any]:

@@ -14,11 +14,12 @@ from perfladder.models import digest
 from perfladder.tuning.cache import source_of
 from perfladder.tuning.correctness import TOLERANCES, Case, Expected, check, expectations
 from perfladder.tuning.isolation import TrialLimits, try_in_child
-from perfladder.tuning.measure import MeasuringStop, Meter, ProfilingStop, Timing, measure_pairs
+from perfladder.tuning.measure import Arguments, MeasuringStop, Meter, ProfilingStop, Timing, measure_pairs
 from perfladder.tuning.observe import nvtx_range
 from perfladder.tuning.quality import QualityGate
 from perfladder.tuning.records import CandidateRecord, CorrectnessRecord, Measurement, Status
 from perfladder.tuning.samples import Sample
+from perfladder.tuning.state import ModuleState
 
 if TYPE_CHECKING:
     import torch
@@ -82,6 +83,7 @@ class GraphWork:
         cache: Records of earlier tunings.
         key: What identifies module, graph, versions and device.
         meter: Times calls.
+        state: What the module kept between its calls before any candidate was tried.
         limits: For first builds in a process of their own.
         gate: For lossy candidates, on the module's outputs.
         pipeline_gate: The same on the whole pipeline's output: takes what runs the candidate, tells the value and why
@@ -100,11 +102,16 @@ class GraphWork:
     gate: QualityGate = DEFAULT_GATE
     pipeline_gate: Callable[[Callable[..., Any]], tuple[float, str | None]] | None = None
     pipeline_gate_name: str = ""
+    pipeline_gate_key: str = ""
     tell: Callable[[str], None] = _logger.info
     nvtx: bool = False
     num_builds: int = 0
+    state: ModuleState = field(init=False)
     _expected: list[Expected] | None = field(default=None, init=False)
     _checks_correctness: bool = field(default=True, init=False)
+
+    def __post_init__(self) -> None:
+        self.state = ModuleState(self.control.inner)
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
@@ -119,9 +126,14 @@ class GraphWork:
             if (record := self.cache.read(known)) is not None:
                 return Candidate(backend, record.model_copy(update={"is_reused": True}), key=known)
         self.tell(f"{self.control.name}, graph {self.graph.name}: trying {backend!r}")
-        with nvtx_range("try", module=self.control.name, backend=backend.name, enabled=self.nvtx):
-            candidate = self._try(backend, protocol)
-        if candidate.record.status != "not_applicable":
+        try:
+            with nvtx_range("try", module=self.control.name, backend=backend.name, enabled=self.nvtx):
+                candidate = self._try(backend, protocol)
+        finally:
+            self.state.restore()
+        # What others took of a device's memory may be free the next time.
+        is_passing = "OutOfMemoryError" in (candidate.record.reason or "")
+        if candidate.record.status != "not_applicable" and not is_passing:
             self.cache.write(failed_key if candidate.record.status == "failed" else key, candidate.record)
         return candidate
 
@@ -135,12 +147,13 @@ class GraphWork:
             try:
                 live = live or self._build(candidate.backend)
                 if self._checks_correctness:
-                    gate = self.gate if candidate.backend.is_lossy else None
-                    found = check(live.call, self.expected, self.device, gate)
-                    if found.reason is not None:
-                        return None, found.reason
-            except Exception as error:
+                    reason, _ = self._compared(candidate.backend, live)
+                    if reason is not None:
+                        return None, reason
+            except (Exception, SystemExit) as error:
                 return None, f"{type(error).__name__}: {error}"
+            finally:
+                self.state.restore()
         self.control.builds[key] = live
         return live, None
 
@@ -166,7 +179,8 @@ class GraphWork:
             _logger.info("%s: %s (%s)", backend, status, reason)
             return Candidate(backend, record.model_copy(update={"status": status, "reason": reason, **facts}))
 
-        if reason := backend.why_not(self.device) or backend.why_not_for(self.control.inner):
+        reason = backend.why_not(self.device) or backend.why_not_for(self.control.inner)
+        if reason := reason or backend.why_not_for_graph(self.graph):
             return ended("not_applicable", reason)
         trial = None
         if backend.is_isolated:
@@ -178,15 +192,18 @@ class GraphWork:
                 return ended("failed", trial.error)
         start = time.monotonic()
         try:
+            if protocol.checks_correctness:
+                _ = self.expected  # of the module before a build in this process, which may change it
+                start = time.monotonic()
             built = self._build(backend)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # some compilers exit where they should raise
             return ended("failed", f"{type(error).__name__}: {error}")
         record = record.model_copy(
             update={"build_s": round(time.monotonic() - start, 3), "details": dict(built.details)}
         )
         try:
             reason, facts = self._judge(backend, built, protocol)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             return ended("failed", f"{type(error).__name__}: {error}")
         record = record.model_copy(update=facts)
         if reason is not None:
@@ -197,31 +214,55 @@ class GraphWork:
         """Correctness first, then speed."""
         facts: dict[str, Any] = {}
         if protocol.checks_correctness:
-            gate = self.gate if backend.is_lossy else None
-            found = check(built.call, self.expected, self.device, gate)
-            record = CorrectnessRecord.of(found, gate.demand if gate else None, dict(TOLERANCES))
-            facts["correctness"] = record
-            if found.reason is not None:
-                return found.reason, facts
-            if backend.is_lossy and self.pipeline_gate is not None:
-                value, why = self.pipeline_gate(built.call)
-                whole = {"quality": value, "gate": self.pipeline_gate_name}
-                facts["correctness"] = record.model_copy(update=whole)
-                if why is not None:
-                    return why, facts
+            reason, facts["correctness"] = self._compared(backend, built)
+            if reason is not None:
+                return reason, facts
         facts["measurements"] = [Measurement.of(timing) for timing in self._time(built, protocol)]
         return None, facts
+
+    def _compared(self, backend: Backend, built: Built) -> tuple[str | None, CorrectnessRecord]:
+        """Why a candidate is wrong, if it is, by its own output and, of a lossy one, by that of the pipeline."""
+        gate = self.gate if backend.is_lossy else None
+        found = check(built.call, self.expected, self.device, gate)
+        record = CorrectnessRecord.of(found, gate.demand if gate else None, dict(TOLERANCES))
+        if found.reason is not None or not backend.is_lossy or self.pipeline_gate is None:
+            reason = found.reason and (self._other_reason(self.expected[found.num_cases - 1]) or found.reason)
+            return reason, record
+        value, why = self.pipeline_gate(built.call)
+        return why, record.model_copy(update={"quality": value, "gate": self.pipeline_gate_name})
+
+    def _other_reason(self, case: Expected) -> str | None:
+        """Why an output that is wrong in a case is not the candidate's fault; None where it is."""
+        if case.opaque:
+            return None
+        found = check(self.control.plain, [case], self.device, None)
+        if found.reason is None:
+            return None
+        return (
+            f"the plain module itself gives another output than before ({found.reason}), so that no candidate can be "
+            "held against it: it draws random numbers that torch's seed does not set, keeps state that cannot be set "
+            "back, or this backend changed it"
+        )
+
+    def _case(self, label: str, make: Callable[[], Arguments]) -> Case:
+        """A case that begins from the module's own state, which calls may change."""
+
+        def prepared() -> Arguments:
+            self.state.restore()
+            return make()
+
+        return Case(label, prepared)
 
     @property
     def expected(self) -> list[Expected]:
         """What the plain module does with the samples, and at the ends of the graph's sizes."""
         if self._expected is None:
-            cases = [Case(f"sample {number}", sample.fresh) for number, sample in enumerate(self.samples)]
+            cases = [self._case(f"sample {number}", sample.fresh) for number, sample in enumerate(self.samples)]
             if self.graph.has_dynamic_axis:
                 first = self.samples[0]
                 for which, label in (("min", "least"), ("opt", "preferred"), ("max", "largest")):
                     cases.append(
-                        Case(f"{label} sizes", lambda w=which: self.graph.at_shapes(*first.fresh(), w))  # type: ignore[misc]
+                        self._case(f"{label} sizes", lambda w=which: self.graph.at_shapes(*first.fresh(), w))  # type: ignore[misc]
                     )
             self._expected = expectations(self.control.plain, cases, self.device)
         return self._expected
@@ -270,7 +311,7 @@ class GraphWork:
         return digest([self.key, sizes, backend.name, code, backend.config.model_dump(mode="json")])
 
     def _key(self, backend: Backend, protocol: Protocol) -> str:
-        gate = [repr(self.gate), self.pipeline_gate_name] if backend.is_lossy else None
+        gate = [repr(self.gate), self.pipeline_gate_key] if backend.is_lossy else None
         return digest([self._build_key(backend), repr(protocol), gate])
 
     def _failed_key(self, backend: Backend, protocol: Protocol) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -19,7 +20,7 @@ from perfladder import __version__
 from perfladder.backend.base import Backend, BuildRequest
 from perfladder.backend.registry import find_backend
 from perfladder.errors import ArchiveError, InputError, PerfladderError
-from perfladder.instrument import attribute_at, paths_of, set_attribute_at
+from perfladder.instrument import attribute_at
 from perfladder.models import Model
 from perfladder.text import near_names
 from perfladder.tuning.archive import Archive, open_archive, write_archive
@@ -30,7 +31,7 @@ from perfladder.tuning.graphs import GraphTable, TableModel
 from perfladder.tuning.logs import only_own_messages
 from perfladder.tuning.module import Chosen, Module, ModuleControl, control_of
 from perfladder.tuning.records import DecisionRecord
-from perfladder.tuning.wrap import wrapped_in
+from perfladder.tuning.wrap import replace_modules, wrapped_in
 
 if TYPE_CHECKING:
     from perfladder.tuning.graphs import GraphSpec
@@ -146,15 +147,20 @@ def load(
             stack.enter_context(only_own_messages())
         archive = stack.enter_context(open_archive(target))
         manifest = _manifest_of(archive)
-        wanted = _wanted(manifest, modules, device_map or {})
-        plans = [_plan(archive, manifest, entry, obj, (device_map or {}).get(entry.path), trust) for entry in wanted]
+        devices = device_map if device_map is not None else {}
+        wanted = _wanted(manifest, modules, devices)
+        plans = [_plan(archive, manifest, entry, obj, devices.get(entry.path), trust) for entry in wanted]
         for plan in plans:
             obj = _put_in_place(plan, obj)
     return obj
 
 
 def _archive_path(path: str | Path) -> Path:
+    if not isinstance(path, (str, os.PathLike)):
+        raise InputError(f"path: expected the name of an archive, such as 'tuned.ait', not a {type(path).__name__}.")
     target = Path(path)
+    if not target.name.isprintable():
+        raise InputError(f"path: {target.name!r} has control characters; an archive with such a name cannot be read.")
     if not target.name:
         raise InputError("path: expected the name of an archive, such as 'tuned.ait'.")
     if target.suffix != _SUFFIX:
@@ -245,10 +251,23 @@ def _manifest_of(archive: Archive) -> SavedManifest:
 
 def _wanted(manifest: SavedManifest, modules: Sequence[str] | None, device_map: Mapping[str, Any]) -> list[SavedModule]:
     known = [entry.path for entry in manifest.modules]
+    if isinstance(modules, str):
+        raise InputError(f"modules: expected a list of paths, such as [{modules!r}], not a text.")
+    if not isinstance(device_map, Mapping):
+        raise InputError(
+            f"device_map: expected devices by path of module, as in {{'unet': 'cuda'}}, got {device_map!r}."
+        )
     for field, paths in (("modules", modules or ()), ("device_map", device_map)):
         for path in paths:
             if path not in known:
                 raise InputError(f"{field}: {path!r} is not in the archive. {near_names(path, known, 'modules')}")
+    for path, device in device_map.items():
+        try:
+            torch.device(device)
+        except (RuntimeError, TypeError):
+            raise InputError(
+                f"device_map: {device!r} for {path!r} is no device; expected cpu, cuda, cuda:1 and so on."
+            ) from None
     return [entry for entry in manifest.modules if modules is None or entry.path in modules]
 
 
@@ -407,8 +426,8 @@ def _put_in_place(plan: _Plan, obj: Any) -> Any:
     control.set_tuned(plan.table, chosen, config.snapshot())
     if not plan.path:
         return wrapper
-    for place in dict.fromkeys([plan.path, *paths_of(obj, attribute_at(obj, plan.path, field_name="obj"))]):
-        set_attribute_at(obj, place, wrapper, field_name="obj")
+    there = attribute_at(obj, plan.path, field_name="obj")
+    replace_modules(obj, [(plan.path, there, wrapper)], "obj")
     return obj
 
 
@@ -424,4 +443,4 @@ def _served(
         return Chosen(graph, None, choice.description, record=choice.record)
     request = BuildRequest(control.inner, control.plain, graph, (), device, folder)
     built = backend.build(request, is_saved=True)
-    return Chosen(graph, built.call, choice.description, backend, folder, choice.record)
+    return Chosen(graph, built.call, choice.description, backend, folder, choice.record, built.owns_weights)

@@ -246,6 +246,11 @@ def _holds_tensors(value: Any) -> bool:
 
 
 def _with_attributes(original: Any, parts: Parts) -> Any:
+    """A cache of other tensors; lists without any, such as those of layers to come, are its own as well."""
     made: Any = object.__new__(type(original))
-    vars(made).update({**vars(original), **parts})
+    own = {name: copy.copy(part) if type(part) in _OWN else part for name, part in vars(original).items()}
+    vars(made).update({**own, **parts})
     return made
+
+
+_OWN: Final = (list, dict, set)

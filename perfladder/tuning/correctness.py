@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -10,6 +10,8 @@ from typing import Any, Final
 import torch
 
 from perfladder.capturing.compare import Difference, Encoded, compare_values
+from perfladder.capturing.nodes import leaves_of
+from perfladder.capturing.types import type_name
 from perfladder.tuning.dims import Path
 from perfladder.tuning.measure import Arguments
 from perfladder.tuning.quality import QualityGate, is_measured
@@ -41,11 +43,12 @@ class Case:
 
 @dataclass(frozen=True, eq=False)
 class Expected:
-    """What the plain module does in one case."""
+    """What the plain module does in one case; `opaque` are parts of the output that cannot be looked into."""
 
     case: Case
     output: Encoded
     containers: dict[Path, tuple[str, ...]]
+    opaque: dict[str, Any]
     inputs: Encoded
     changes_inputs: bool
 
@@ -75,8 +78,8 @@ def expectations(plain: Callable[..., Any], cases: Sequence[Case], device: torch
     for case in cases:
         args, kwargs = case.make()
         before = Encoded.of({"args": args, "kwargs": kwargs})
-        output, containers, inputs = _run(plain, (args, kwargs), device)
-        found.append(Expected(case, output, containers, inputs, bool(compare_values(before, inputs))))
+        output, containers, opaque, inputs = _run(plain, (args, kwargs), device)
+        found.append(Expected(case, output, containers, opaque, inputs, bool(compare_values(before, inputs))))
     return found
 
 
@@ -93,7 +96,7 @@ def check(
     """
     worst_abs, worst_rel, worst_quality = 0.0, 0.0, None
     for number, one in enumerate(expected, 1):
-        output, containers, inputs = _run(candidate, one.case.make(), device)
+        output, containers, opaque, inputs = _run(candidate, one.case.make(), device)
         differences = compare_values(one.output, output, names=("in the plain module", "in the candidate"))
         worst_abs = max([worst_abs, *(d.max_abs_error for d in differences.values())])
         worst_rel = max([worst_rel, *(d.max_rel_error for d in differences.values())])
@@ -101,7 +104,7 @@ def check(
         if quality is not None:
             worst_quality = quality if worst_quality is None else min(worst_quality, quality)
         wrong = wrong or _held_otherwise(one.containers, containers) or _moved(one.output, output)
-        wrong = wrong or _wrong_inputs(one, inputs, gate)
+        wrong = wrong or _not_comparable(one.opaque, opaque) or _wrong_inputs(one, inputs, gate)
         if wrong is not None:
             return Correctness(number, worst_abs, worst_rel, worst_quality, f"{one.case.label}: {wrong}")
     return Correctness(len(expected), worst_abs, worst_rel, worst_quality, None)
@@ -109,13 +112,31 @@ def check(
 
 def _run(
     call: Callable[..., Any], arguments: Arguments, device: torch.device
-) -> tuple[Encoded, dict[Path, tuple[str, ...]], Encoded]:
-    """The output, the classes of what holds its parts, and the inputs after the call, of a run with a fixed seed."""
+) -> tuple[Encoded, dict[Path, tuple[str, ...]], dict[str, Any], Encoded]:
+    """A run with a fixed seed: its output, the classes of what holds the output's parts, parts that cannot be looked
+    into by path, and the inputs after the call."""
     args, kwargs = arguments
     with seeded(device), torch.no_grad():
         output = call(*args, **kwargs)
-    containers = {leaf.path: leaf.containers for leaf in output_leaves(output)}
-    return Encoded.of({"output": output}), containers, Encoded.of({"args": args, "kwargs": kwargs})
+    leaves = output_leaves(output)
+    containers = {leaf.path: leaf.containers for leaf in leaves}
+    encoded = Encoded.of({"output": output})
+    opaque: dict[str, Any] = {}
+    if _opaque_paths(encoded):
+        # A class of the user's that tuning was told of, and a capture was not, is compared by its parts.
+        encoded = Encoded.of({leaf.access_path: leaf.value for leaf in leaves})
+        unread = _opaque_paths(encoded)
+        opaque = {leaf.access_path: leaf.value for leaf in leaves if leaf.access_path in unread}
+    return encoded, containers, opaque, Encoded.of({"args": args, "kwargs": kwargs})
+
+
+def _opaque_paths(values: Encoded) -> set[str]:
+    """Names of values with a part that is held by reference only."""
+    return {
+        name
+        for name, node in values.nodes.items()
+        if any(leaf.kind == "unsupported" for leaf in leaves_of({name: node}).values())
+    }
 
 
 @contextmanager
@@ -170,6 +191,29 @@ def _held_otherwise(expected: dict[Path, tuple[str, ...]], found: dict[Path, tup
             there = " in ".join(reversed(found.get(path, ()))) or "nothing"
             return f"{name} lies in {there}, not in {' in '.join(reversed(containers)) or 'nothing'}"
     return None
+
+
+def _not_comparable(expected: Mapping[str, Any], found: Mapping[str, Any]) -> str | None:
+    """A part of which only the class is known: the very same object, or one that says it is equal, is right."""
+    for path, value in expected.items():
+        other = found.get(path)
+        is_equal = other is value or (type(value).__eq__ is not object.__eq__ and _says_equal(value, other))
+        if not is_equal and isinstance(value, torch.Tensor):
+            form = "nested tensor" if value.is_nested else f"tensor of layout {value.layout}"
+            return f"{path} is a {form}, which cannot be compared"
+        if not is_equal:
+            return (
+                f"{path} is a {type_name(type(value))}, which cannot be compared. If it holds tensors, tell which: "
+                "pl.register_input_type"
+            )
+    return None
+
+
+def _says_equal(left: Any, right: Any) -> bool:
+    try:
+        return (left == right) is True
+    except Exception:  # whatever a class of the user's raises, it does not say so
+        return False
 
 
 def _moved(expected: Encoded, found: Encoded) -> str | None:

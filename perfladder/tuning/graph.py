@@ -196,14 +196,14 @@ class GraphSpec:
                 first, at = by_label.setdefault(label, (size, where))
                 if first != size:
                     return f"{at} has size {first} and {where} has {size}, but both are {label!r} and have to be equal"
-                times = self._counted(spec, axis)
+                times = self.entries_for_each_sample(spec, axis)
                 if times is not None:
                     batch, at = samples = samples or (size / times, where)
                     if batch != size / times or size % times:
                         return f"size {size} of {where} does not fit the batch of {at}"
         return None
 
-    def _counted(self, spec: TensorSpec, axis: int) -> int | None:
+    def entries_for_each_sample(self, spec: TensorSpec, axis: int) -> int | None:
         """Entries for each sample, where calls have shown it and it is not only what a user stated."""
         is_shown = self._seen_inputs[spec.path].axes[axis].multiplier is not None
         return spec.batch_multipliers[axis] if is_shown else None

@@ -56,8 +56,8 @@ def make_graph_work(
     )
 
 
-def decided(work: GraphWork, strategy: TuneStrategy) -> tuple[Decision, tuple[Chosen, bool]]:
-    """The decision, with what serves the graph, and whether that needs the module's own weights no more.
+def decided(work: GraphWork, strategy: TuneStrategy) -> tuple[Decision, Chosen]:
+    """The decision, with what serves the graph.
 
     A winner that is known from an earlier tuning is built, and held against the samples of this one. Where it fails,
     what was known of it is forgotten, and the decision is made again.
@@ -66,13 +66,19 @@ def decided(work: GraphWork, strategy: TuneStrategy) -> tuple[Decision, tuple[Ch
         decision = strategy.tune(work)
         winner = decision.winner
         if winner is None:
-            return decision, (Chosen(work.graph, None, "eager", record=decision.record), False)
+            return decision, Chosen(work.graph, None, "eager", record=decision.record)
         built, why_not = work.build(winner)
         if built is not None:
-            folder = work.build_folder(winner.backend)
-            selected = decision.record.selected
-            served = Chosen(work.graph, built.call, selected, winner.backend, folder, decision.record)
-            return decision, (served, built.owns_weights)
+            served = Chosen(
+                work.graph,
+                built.call,
+                decision.record.selected,
+                winner.backend,
+                folder=work.build_folder(winner.backend),
+                record=decision.record,
+                owns_weights=built.owns_weights,
+            )
+            return decision, served
         _logger.info("%r, known from an earlier tuning, is tried anew: %s", winner.backend, why_not)
         work.forget(winner)
 

@@ -40,16 +40,16 @@ class ModuleInfo:
         inspected: What was called to inspect it.
     """
 
-    module: nn.Module
+    module: nn.Module = field(repr=False)
     name: str
     object_path: str
-    parent: Any
+    parent: Any = field(repr=False)
     depth: int
     execution_count: int = 0
     total_execution_time: float = 0.0
     input_types: dict[str, str] = field(default_factory=dict)
     output_types: list[str] = field(default_factory=list)
-    inspected: Any = None
+    inspected: Any = field(default=None, repr=False)
 
     @property
     def forward_called(self) -> bool:

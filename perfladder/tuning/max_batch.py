@@ -8,6 +8,7 @@ from typing import Final
 
 import torch
 
+from perfladder.models import digest
 from perfladder.tuning.candidates import GraphWork
 from perfladder.tuning.measure import ProfilingStop
 from perfladder.tuning.samples import Sample
@@ -32,6 +33,10 @@ def find_max_batch_size(work: GraphWork, stop: ProfilingStop) -> int | None:
     if not graph.has_batch_axis:
         return None
     most = graph.get_max_batch_size()
+    key = digest([work.key, "max batch size", most, repr(stop)])
+    if (known := work.cache.read_number(key)) is not None:
+        graph.extend_max_batch_size(known)
+        return known
     throughputs: list[float] = []
     best, best_size = 0.0, most
     for size in (1 << power for power in range(_MAX_POWER + 1)):
@@ -47,6 +52,7 @@ def find_max_batch_size(work: GraphWork, stop: ProfilingStop) -> int | None:
             break
     _logger.info("%s, graph %s: batch sizes up to %d", work.control.name, graph.name, best_size)
     graph.extend_max_batch_size(best_size)
+    work.cache.write_number(key, best_size)
     return best_size
 
 
@@ -61,6 +67,7 @@ def _throughput(work: GraphWork, size: int) -> float | None:
         _logger.info("%s: batch size %d cannot be had (%s)", work.control.name, size, type(error).__name__)
         times = []
     finally:
+        work.state.restore()
         args, kwargs, sample = (), {}, None  # type: ignore[assignment]
     if not times:
         gc.collect()  # what failed may be held by frames that refer to one another

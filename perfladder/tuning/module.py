@@ -72,6 +72,7 @@ class Chosen:
         backend: None: the module itself.
         folder: Holds what its build wrote.
         record: Why it was chosen; None for what was loaded from an archive that tells no more.
+        owns_weights: What serves it has a copy of the weights, as they were when it was built.
     """
 
     graph: GraphSpec
@@ -80,6 +81,7 @@ class Chosen:
     backend: Backend | None = None
     folder: Path | None = None
     record: DecisionRecord | None = None
+    owns_weights: bool = False
 
 
 @dataclass(eq=False)
@@ -274,6 +276,18 @@ class ModuleControl:
         finally:
             self._route = before
 
+    def give_up(self, reason: str, *, copies_only: bool) -> None:
+        """Run as the plain module again, since what was chosen does not hold any more.
+
+        Args:
+            reason: Why.
+            copies_only: Only where something that serves calls has a copy of the weights.
+        """
+        if self._state != "tuned" or (copies_only and not any(chosen.owns_weights for chosen in self.chosen)):
+            return
+        warnings.warn(f"{self.name} is not tuned any more: {reason} Tune it again.", UserWarning, stacklevel=4)
+        self.enable_passthrough(force=True)
+
     def _leave_tuned(self, wanted: str, force: bool) -> None:
         if self._state != "tuned":
             return
@@ -319,11 +333,18 @@ class ModuleControl:
         is_autocast, is_grad_enabled, no_grad = torch.is_autocast_enabled, torch.is_grad_enabled, torch.no_grad
 
         def route(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            key = call_key(args, kwargs, strict)
-            found = known.get(key)
+            try:
+                key = call_key(args, kwargs, strict)
+            except RuntimeError:  # a nested tensor has no shape
+                key = None
+            found = known.get(key) if key is not None else None
             if found is None or inner.training or is_autocast(device_type):
                 found = resolve(args, kwargs, is_error)
-                if len(known) < _MAX_KNOWN_CALLS and not inner.training and not is_autocast(device_type):
+                if (
+                    key is not None
+                    and len(known) < _MAX_KNOWN_CALLS
+                    and not (inner.training or is_autocast(device_type))
+                ):
                     known[key] = found
             call, is_tuned = found
             if is_tuned and is_grad_enabled():
@@ -411,7 +432,9 @@ class Module(nn.Module):
     hooks, `state_dict`, `isinstance` and `torch.compile` around it do what they do on the plain one. What it adds are
     the names below; an attribute of that name which the module has goes first (`control_of(module)` has them always).
 
-    A tuned call runs without gradients. A module in training mode, or called under autocast, runs as it is.
+    A tuned call runs without gradients. A module in training mode, or called under autocast, runs as it is. One whose
+    weights are moved to another device or dtype is not tuned any more; neither is one that loads a state dict, where a
+    backend has its own copy of the weights. Such a copy does not see weights that are changed in place.
 
     Args:
         module: What to wrap.
@@ -427,6 +450,7 @@ class Module(nn.Module):
         graph_specs: The forms of call that were recorded.
         module: The plain module.
         num_unseen_calls: Calls after tuning that ran as they are, by reason.
+        tune: Tunes it from the calls recorded so far: `tune(device=None, strategy=None, dry_run=False)`.
 
     Raises:
         InputError: It is no module, wrapped or compiled already, TorchScript, or an argument is wrong.
@@ -465,9 +489,16 @@ class Module(nn.Module):
     enable_recording = Own(lambda control: control.enable_recording)
     activate = Own(lambda control: control.activate)
     deactivate = Own(lambda control: control.deactivate)
+    tune = Own(lambda control: _tune(control))
     perfladder_managed = Own(lambda control: "aot")
     perfladder_name = Own(lambda control: control.name)
     perfladder_state = Own(lambda control: control.state)
+
+
+def _tune(control: ModuleControl) -> Callable[..., Any]:
+    from perfladder.tuning.tune import tune_module
+
+    return functools.partial(tune_module, control)
 
 
 def control_of(wrapper: Any) -> ModuleControl:
@@ -544,12 +575,37 @@ def wrapper_class(control: ModuleControl, base: type | None = None, **others: An
         "__deepcopy__": _copy_plain,
         "_perfladder_control": control,
         "forward": _ReplacedForward(inner, forward) if is_replaced else forward,
+        "_apply": _applying(kind),
+        "_load_from_state_dict": _loading(kind),
     }
     added = [name for name, value in vars(base).items() if isinstance(value, Own)]
     names |= {name: _of_inner(name) for name in added if hasattr(inner, name)} | others
     meta: Any = type(kind)
     made: type = meta(kind.__name__, (base,) if kind is nn.Module else (kind, base), names)
     return made
+
+
+def _applying(kind: Any) -> Call:
+    """What `to`, `half` and the like call, on a module and from the one that holds it."""
+
+    def apply(self: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+        before = [(weight.device, weight.dtype) for weight in self.parameters()]
+        result: nn.Module = kind._apply(self, *args, **kwargs)
+        if before != [(weight.device, weight.dtype) for weight in self.parameters()]:
+            control_of(self).give_up("its weights were moved to another device or dtype.", copies_only=False)
+        return result
+
+    return apply
+
+
+def _loading(kind: Any) -> Call:
+    """What `load_state_dict` calls for each module."""
+
+    def load(self: nn.Module, *args: Any, **kwargs: Any) -> None:
+        kind._load_from_state_dict(self, *args, **kwargs)
+        control_of(self).give_up("a state dict was loaded, and a backend has a copy of the weights.", copies_only=True)
+
+    return load
 
 
 def _of_inner(name: str) -> Own:

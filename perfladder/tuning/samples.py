@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from perfladder.tuning.tree import map_tensors
+from perfladder.tuning.tree import copied
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,8 +36,8 @@ class Sample:
 
 
 def copy_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments with copies of their tensors; a tensor in two places stays one."""
-    copied_args, copied_kwargs = map_tensors((args, kwargs), _copy)
+    """Arguments with copies of their tensors and containers; what lies in two places stays one."""
+    copied_args, copied_kwargs = copied((args, kwargs), _copy)
     return copied_args, copied_kwargs
 
 

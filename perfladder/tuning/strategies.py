@@ -17,7 +17,7 @@ from perfladder.tuning.measure import (
     AllSamplesProfilingStopStrategy,
     ProfilingConfig,
 )
-from perfladder.tuning.records import DecisionRecord, Measurement
+from perfladder.tuning.records import CandidateRecord, DecisionRecord, Measurement
 
 MIN_SPEEDUP_PERCENT: Final = 1.0
 """Least gain over the plain module; the interval of the speedup has to lie above it."""
@@ -210,7 +210,7 @@ class OneBackendStrategy(_Validated):
             return self._decision(work, [candidate], candidate, _won(candidate), _last(candidate))
         if record.status == "rejected" and record.measurements:
             return self._decision(work, [candidate], None, f"{record.description}: {record.reason}", _last(candidate))
-        raise TuningError(f"{record.description} {record.status.replace('_', ' ')}: {record.reason}", [record])
+        raise TuningError(f"{record.description} {_status(record)}: {record.reason}", [record])
 
 
 class FirstWinsStrategy(_Validated):
@@ -401,16 +401,17 @@ def _last(candidate: Candidate) -> Measurement | None:
 def _won(candidate: Candidate) -> str:
     found = _last(candidate)
     if _is_baseline(candidate.backend):
-        return "the plain module is next in order"
+        return "The plain module is next in order"
     if found is None:
         return f"{candidate.record.description} is right; its speed was not asked for"
     return f"{candidate.record.description} is right; {found.comparison.reason}"
 
 
+def _status(record: CandidateRecord) -> str:
+    status = record.status.replace("_", " ")
+    return f"{status} in an earlier tuning, which clear_cache forgets" if record.is_reused else status
+
+
 def _reasons(candidates: Sequence[Candidate]) -> str:
-    told = [
-        f"{c.record.description} ({c.record.status.replace('_', ' ')}: {c.record.reason})"
-        for c in candidates
-        if c.record.reason
-    ]
+    told = [f"{c.record.description} ({_status(c.record)}: {c.record.reason})" for c in candidates if c.record.reason]
     return "; ".join(told) or "no other backend was tried"

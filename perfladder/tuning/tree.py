@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import inspect
 import json
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -79,9 +80,9 @@ def output_leaves(output: Any) -> list[Leaf]:
 
 
 def leaf_kind(value: Any) -> LeafKind:
-    """What a leaf is to tuning."""
+    """What a leaf is to tuning; a nested tensor has no sizes to tell, and is passed on as it is."""
     if isinstance(value, torch.Tensor):
-        return "tensor"
+        return "unsupported" if value.is_nested else "tensor"
     return "scalar" if is_scalar_type(type(value)) or _is_container(type(value)) else "unsupported"
 
 
@@ -95,6 +96,35 @@ def map_tensors(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
                 made[id(part)] = function(part)
             values[position] = made[id(part)]
     return optree.tree_unflatten(spec, values)
+
+
+def copied(value: Any, copy_tensor: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The same structure in memory of its own; a tensor or an empty container in two places stays one object.
+
+    Full containers are made anew anyway. An empty one is copied too, since a call may fill it: a list for results, a
+    dict of options, a cache of a model before its first call.
+    """
+    values, spec = _flat_values(value)
+    made: dict[int, Any] = {}
+    for position, part in enumerate(values):
+        if id(part) not in made:
+            made[id(part)] = copy_tensor(part) if isinstance(part, torch.Tensor) else _copied_container(part)
+        values[position] = made[id(part)]
+    return optree.tree_unflatten(spec, values)
+
+
+def _copied_container(value: Any) -> Any:
+    kind = type(value)
+    if kind in MAPPINGS or is_sequence_type(kind):
+        return copy.copy(value)
+    container = container_of(kind)
+    return value if container is None else container.rebuild(value, container.parts(value))
+
+
+def take_apart(value: Any) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
+    """Every leaf of a value, in order, and a function that makes the same structure of other leaves."""
+    values, spec = _flat_values(value)
+    return values, lambda parts: optree.tree_unflatten(spec, parts)
 
 
 def map_inputs(

@@ -17,7 +17,7 @@ import torch
 from perfladder.errors import InputError, PerfladderError, TuningError
 from perfladder.target import consume, user_code
 from perfladder.timing.timer import Clock
-from perfladder.tuning.cache import BuildCache
+from perfladder.tuning.cache import BuildCache, function_digest
 from perfladder.tuning.candidates import GraphWork
 from perfladder.tuning.config import TuningSettings, config
 from perfladder.tuning.correctness import seeded
@@ -50,7 +50,6 @@ class _Work:
     cache: BuildCache
     clock: Clock
     dry_run: bool
-    ignores_failures: bool
     quality_gate: QualityGate | None
     progress: Progress
     device: torch.device | None
@@ -134,7 +133,7 @@ def tune(
         gate = QualityGate(quality_gate, 0.0)
     wanted = _device(device)
     progress = Progress(on_progress)
-    work = _Work(func, settings, cache, clock, dry_run, ignore_failing_modules, gate, progress, wanted)
+    work = _Work(func, settings, cache, clock, dry_run, gate, progress, wanted)
     with ExitStack() as stack:
         if disable_external_logging:
             stack.enter_context(only_own_messages())
@@ -149,6 +148,52 @@ def tune(
             raise
         report = _publish(work, None)
     if work.errors and not ignore_failing_modules:
+        raise work.errors[0]
+    return report
+
+
+def tune_module(
+    control: ModuleControl,
+    device: str | torch.device | None = None,
+    strategy: TuneStrategy | None = None,
+    dry_run: bool = False,
+) -> TuningReport:
+    """Tune one wrapped module from the calls that it has recorded so far, as `Module.tune` does.
+
+    Args:
+        control: Of the module.
+        device: Where it is expected; by default where it is.
+        strategy: Instead of the module's own.
+        dry_run: Describe, build nothing, and go on recording.
+
+    Raises:
+        InputError: An argument is wrong.
+        TuningError: It is tuned already, has recorded nothing, or cannot be tuned.
+    """
+    if control.state == "tuned":
+        raise TuningError(f"{control.name} is tuned already; enable_recording(force=True) begins anew.")
+    if control.state != "recording" or control.recording is None or not control.recording.table.graphs:
+        raise TuningError(
+            f"{control.name} has no samples: call enable_recording() and then the module, or use pl.tune."
+        )
+    if strategy is not None and not isinstance(strategy, TuneStrategy):
+        raise InputError(f"strategy: {strategy!r} is no strategy; give objects such as MaxThroughputStrategy().")
+    settings = config.snapshot()
+    cache = BuildCache(settings.cache_dir)
+    func = control.inspected or control.plain
+    work = _Work(func, settings, cache, time.perf_counter_ns, dry_run, None, Progress(None), _device(device))
+    before, own = control.saved(), (control.strategy, control.strategies)
+    if strategy is not None:
+        control.strategy, control.strategies = strategy, None
+    control.enable_passthrough()
+    try:
+        _tune_all(work, [control])
+    finally:
+        control.strategy, control.strategies = own
+        if control.state != "tuned":
+            before()
+    report = _publish(work, None)
+    if work.errors:
         raise work.errors[0]
     return report
 
@@ -272,7 +317,7 @@ def _tune_module(work: _Work, control: ModuleControl, plan: Sequence[tuple[Graph
     error: PerfladderError | None = None
     try:
         _check_recording(work, control)
-        chosen: list[tuple[Chosen, bool]] = []
+        chosen: list[Chosen] = []
         for graph, strategy in plan:
             graph_work = _graph_work(work, control, graph)
             _logger.info("%s", describe_work(graph_work, strategy))
@@ -294,8 +339,8 @@ def _tune_module(work: _Work, control: ModuleControl, plan: Sequence[tuple[Graph
             )
         if not work.dry_run:
             assert control.recording is not None, "it was recorded"
-            control.set_tuned(control.recording.table, [one for one, _ in chosen], work.settings)
-            _move_original(work, control, owns_weights=all(owns for _, owns in chosen))
+            control.set_tuned(control.recording.table, chosen, work.settings)
+            _move_original(work, control, owns_weights=all(one.owns_weights for one in chosen))
     except Exception as failure:
         error = failure if isinstance(failure, PerfladderError) else _unexpected(control, failure)
         work.errors.append(error)
@@ -385,6 +430,8 @@ def _graph_work(work: _Work, control: ModuleControl, graph: GraphSpec) -> GraphW
     if work.quality_gate is not None:
         gate = work.quality_gate
         graph_work.pipeline_gate_name = f"{gate.demand} of the whole output"
+        metric = gate.metric if isinstance(gate.metric, str) else function_digest(gate.metric)
+        graph_work.pipeline_gate_key = f"{metric} {gate.minimum!r}"
         graph_work.pipeline_gate = lambda call: _gated(work, gate, control, graph, call)
         # The whole output decides: of a module's own it is told, and any value is good enough.
         graph_work.gate = QualityGate("cosine", -1.0)

@@ -71,7 +71,7 @@ def wrap(
         control.path = path if control.path is None else control.path
         if not path:
             return wrapper
-    _replace(obj, [(path, control_of(wrapper).inner, wrapper) for path, wrapper in wrappers.items()], "modules")
+    replace_modules(obj, [(path, control_of(wrapper).inner, wrapper) for path, wrapper in wrappers.items()], "modules")
     return obj
 
 
@@ -89,11 +89,11 @@ def unwrap(obj: Any) -> Any:
         raise InputError(f"Nothing in this {type(obj).__name__} is wrapped.")
     for _, wrapper in found:
         drop_own_forward(control_of(wrapper))
-    _replace(obj, [(path, wrapper, control_of(wrapper).inner) for path, wrapper in found], "obj")
+    replace_modules(obj, [(path, wrapper, control_of(wrapper).inner) for path, wrapper in found], "obj")
     return obj
 
 
-def _replace(obj: Any, changes: Iterable[tuple[str, nn.Module, nn.Module]], field_name: str) -> None:
+def replace_modules(obj: Any, changes: Iterable[tuple[str, nn.Module, nn.Module]], field_name: str) -> None:
     """Put modules in the places of others, wherever else these lie too; all of them, or none."""
     done: list[tuple[str, nn.Module]] = []
     try:

@@ -271,6 +271,23 @@ class TestInductor:
         with pytest.raises(TuningError, match="nothing was compiled"):
             inductor_jit.warmed_up(compiled, request_of(module, torch.ones(2, 3)))
 
+    def test_no_call_waits_for_a_compiler_whatever_its_mode(self, request_of):
+        num_compiled = []
+
+        def backend(graph, inputs):
+            num_compiled.append(graph)
+            return graph
+
+        module = nn.Linear(4, 2)
+        compiled = inductor_jit.compile_call(module.forward, backend=backend, dynamic=True)
+        built = inductor_jit.warmed_up(compiled, request_of(module, torch.ones(2, 4), torch.ones(3, 4)))
+        assert built.details["num_recompiles"] == 0
+        before = len(num_compiled)
+        for mode in (torch.no_grad, torch.inference_mode):
+            with mode():
+                built.call(torch.ones(3, 4))
+        assert len(num_compiled) == before
+
     def test_graph_breaks_are_counted_and_can_be_refused(self, request_of):
         class Breaking(nn.Module):
             def forward(self, x):

@@ -291,6 +291,7 @@ def attribute_kernels(wrap, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")
 @pytest.mark.gpu
 def test_kernels_of_a_compiled_stage_with_graphs_have_operators(attribute_kernels, tmp_path):
     stage = torch.compile(Mlp().cuda().eval(), mode="reduce-overhead")
@@ -311,6 +312,7 @@ def test_kernels_of_a_compiled_stage_with_graphs_have_operators(attribute_kernel
 
 
 @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")
 @pytest.mark.gpu
 def test_kernels_of_a_graph_that_the_code_captures_stand_under_its_launch(attribute_kernels):
     net, given = Mlp().cuda().eval(), torch.ones(16, 64, device="cuda")

@@ -9,6 +9,7 @@ import torch
 import toys
 from torch import nn
 
+from perfladder.errors import NotPossibleHereError
 from perfladder.tuning import cache as cache_module
 from perfladder.tuning.cache import BuildCache, code_digest, content_key, source_of, weights_digest
 from perfladder.tuning.graphs import GraphTable
@@ -202,3 +203,19 @@ def test_inductor_keeps_its_files_here_inside_the_block_only(tmp_path, monkeypat
 
 def test_toys_are_code_of_the_project():
     assert len(source_of(toys.Toy)) == 64
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(
+        NotPossibleHereError, match=r"cache_dir: the folder .*file/cache cannot be made: Not a directory"
+    ):
+        BuildCache(tmp_path / "file" / "cache")
+
+
+def test_a_record_that_cannot_be_kept_is_no_error(tmp_path, caplog):
+    cache = BuildCache(tmp_path)
+    record = CandidateRecord(backend="b", description="B()", config={}, status="kept")
+    (tmp_path / "records" / "key.json").mkdir()
+    cache.write("key", record)
+    assert "The record of B() cannot be kept" in caplog.text

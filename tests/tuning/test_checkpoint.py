@@ -332,3 +332,27 @@ def _rewrite(path: Path, target: Path, change) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("perfladder.tuning.archive_write.FORMAT_VERSION", manifest["format_version"])
         write_archive(target, members, json.dumps(manifest).encode())
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"modules": "block"}, r"modules: expected a list of paths, such as \['block'\]"),
+        ({"device_map": "cuda"}, "device_map: expected devices by path of module"),
+        ({"device_map": {"block": "gpu"}}, "device_map: 'gpu' for 'block' is no device"),
+    ],
+)
+def test_wrong_options_of_load_are_told(tmp_path, options, says):
+    pipe = Pipe(0)
+    strategy = pl.OneBackendStrategy(Writing()).enable_performance_validation(False)
+    pl.wrap(pipe, ["block"], strategy=strategy)
+    pl.tune(pipe, [torch.rand(3, 8, 8)])
+    pl.save(pipe, tmp_path / "tuned.ait")
+    with pytest.raises(InputError, match=says):
+        pl.load(Pipe(1), tmp_path / "tuned.ait", **options)
+
+
+@pytest.mark.parametrize("name", [3, b"tuned.ait", "a\nb.ait", "\x1b[31m.ait"])
+def test_names_that_no_archive_can_have_are_told(name):
+    with pytest.raises(InputError, match="path: "):
+        pl.save(Pipe(0), name)

@@ -324,6 +324,40 @@ class TestLossyBackends:
         gates = [pl.QualityGate("cosine", least) for least in (0.9999, 0.5, 0.9999)]
         assert [status(gate) for gate in gates] == ["rejected", "kept", "rejected"]
 
+    def test_a_function_of_another_meaning_is_another_gate(self, clock):
+        toy = toys.Toy(clock)
+        strategy = pl.FirstWinsStrategy([lossy(0.2), EAGER])
+
+        def status(gate):
+            report = pl.tune(pl.Module(toy, strategy=strategy), toys.samples(), clock=clock, quality_gate=gate)
+            candidate = report.modules[0].graphs[0].decision.candidates[0]
+            return candidate.status, candidate.is_reused
+
+        gates = [lambda expected, found, value=value: value for value in (-1.0, 1.0)]
+        assert [status(gate) for gate in (*gates, gates[0])] == [
+            ("rejected", False),
+            ("kept", False),
+            ("rejected", True),
+        ]
+
+    def test_a_known_winner_is_held_against_the_whole_output_again(self, clock):
+        wrapper = pl.Module(toys.Toy(clock), strategy=pl.FirstWinsStrategy([lossy(0.2), EAGER]))
+        weights = {"factor": 1.0}
+
+        def pipeline(x):
+            return torch.softmax(wrapper(x) * weights["factor"], -1)
+
+        def selected():
+            gate = pl.QualityGate("cosine", 0.99)
+            return pl.tune(pipeline, toys.samples(), clock=clock, quality_gate=gate).modules[0].graphs[0].decision
+
+        weights["factor"] = 0.001
+        assert selected().selected == "Lossy(noise=0.2)"
+        weights["factor"] = -1.0
+        decision = selected()
+        assert decision.selected == "eager"
+        assert "of the whole output is" in decision.candidates[0].reason
+
 
 @pytest.fixture
 def checked():
@@ -423,3 +457,51 @@ def test_a_gate_measures_pictures_of_bytes():
     assert "psnr" in _checked(picture, lambda x: picture(x, 50), gate).reason
     assert "values differ" in _checked(picture, lambda x: picture(x, 1)).reason
     assert "values differ" in _checked(lambda x: x > 0, lambda x: x > 0.5, gate).reason
+
+
+class Opaque:
+    """A class that nobody told tuning of."""
+
+    def __init__(self, x):
+        self.x = x
+
+
+class Comparable(Opaque):
+    __hash__ = None
+
+    def __eq__(self, other):
+        return torch.equal(self.x, other.x)
+
+
+class Known(Opaque):
+    """One that tuning was told of."""
+
+
+pl.register_input_type(Known, lambda known: {"x": known.x}, lambda parts: Known(parts["x"]))
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (Opaque, "Opaque, which cannot be compared"),
+        (lambda x: iter([x]), "list_iterator, which cannot be compared"),
+        (lambda x: (part for part in x), "generator, which cannot be compared"),
+        (lambda x: {"found": [1, Opaque(x)]}, 'output["found"][1] is a '),
+        (torch.Tensor.to_sparse, "tensor of layout torch.sparse_coo, which cannot be compared"),
+    ],
+)
+def test_an_output_that_cannot_be_looked_into_is_not_taken_for_right(make, says):
+    assert says in _checked(make, make).reason
+    assert says in _checked(make, lambda x: make(x * 2)).reason
+
+
+def test_an_object_that_says_it_is_equal_or_is_the_same_one_is_right():
+    handle = Opaque(None)
+    assert _checked(lambda x: (x, handle), lambda x: (x, handle)).reason is None
+    assert _checked(Comparable, Comparable).reason is None
+    assert "cannot be compared" in _checked(Comparable, lambda x: Comparable(x * 2)).reason
+
+
+def test_a_registered_class_is_compared_by_its_parts():
+    assert _checked(Known, Known).reason is None
+    assert _checked(Known, lambda x: Known(x * 2)).reason.startswith("sample 0: output.x: largest error")

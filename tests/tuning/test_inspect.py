@@ -164,3 +164,20 @@ def test_describe_prints_a_table(inspect, pipe, capsys):
     text = capsys.readouterr().out
     for words in ("unet", "parts.vae", "3 iterations", "74.1%", "float16"):
         assert words in text
+
+
+def test_a_key_with_a_dot_is_no_path_and_no_error():
+    class Holder:
+        def __init__(self):
+            self.parts = {"plain": nn.Linear(2, 2), "with.dot": nn.Linear(2, 2)}
+
+        def __call__(self, x):
+            return self.parts["with.dot"](self.parts["plain"](x))
+
+    info = pl.inspect(Holder(), [torch.ones(2)], number_of_iterations=1, warmup_iterations=0)
+    assert [module.object_path for module in info.get_modules()] == ["parts.plain"]
+
+
+def test_an_entry_prints_in_a_line():
+    info = pl.inspect(nn.Sequential(nn.Linear(2, 2)), [torch.ones(2)], number_of_iterations=1, warmup_iterations=0)
+    assert "\n" not in repr(info.get_modules())

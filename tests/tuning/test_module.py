@@ -17,6 +17,7 @@ import toys
 from torch import nn
 
 import perfladder as pl
+from perfladder.backend import Built
 from perfladder.errors import InputError, TuningError, UnseenGraphWarning
 from perfladder.tuning.module import control_of
 
@@ -145,6 +146,9 @@ def test_weights_are_shared_both_ways(in_state, state):
     assert plain.first.training
     wrapper.eval()
     assert not plain.training
+    assert wrapper.to("cpu", torch.float32) is wrapper
+    assert control_of(wrapper).state == ("recording" if state == "init" else state), "nothing was moved"
+    control_of(wrapper).enable_passthrough(force=True)
     assert wrapper.half() is wrapper
     assert plain.first.weight.dtype == wrapper.offset.dtype == torch.float16
     assert wrapper.to(torch.float64) is wrapper
@@ -590,10 +594,48 @@ def test_an_error_of_the_backend_reaches_the_caller(tuned_toy):
         wrapper(torch.ones(1, 4))
 
 
-def test_tied_weights_stay_tied(tuned_toy):
+class Copying(toys.Faster):
+    """Has a copy of the weights."""
+
+    name = "toy_copying"
+
+    def compile(self, request):
+        weight = request.module.weight.detach().clone()
+        return Built(lambda x: x * weight, owns_weights=True)
+
+
+@pytest.mark.parametrize("is_inside", [False, True])
+def test_weights_that_are_moved_end_what_was_tuned_for_them(tuned_toy, is_inside):
+    wrapper = tuned_toy()
+    outer = nn.Sequential(wrapper) if is_inside else wrapper
+    outer.float()
+    assert wrapper.state == "tuned"
+    with pytest.warns(UserWarning, match="Toy is not tuned any more: its weights were moved to another device or dt"):
+        outer.double()
+    assert wrapper.state == "passthrough"
+    x = torch.ones(1, 4, dtype=torch.float64)
+    assert torch.equal(outer(x), wrapper.compute(x))
+
+
+@pytest.mark.parametrize("is_inside", [False, True])
+def test_a_state_dict_that_is_loaded_is_not_hidden_by_a_copy_of_the_weights(is_inside):
+    strategy = pl.OneBackendStrategy(Copying()).enable_performance_validation(False)
+    wrapper = pl.Module(toys.Toy(), strategy=strategy)
+    pl.tune(wrapper, toys.samples())
+    outer = nn.Sequential(wrapper) if is_inside else wrapper
+    changed = {name: value * 2 for name, value in outer.state_dict().items()}
+    with pytest.warns(UserWarning, match="a state dict was loaded, and a backend has a copy of the weights"):
+        outer.load_state_dict(changed)
+    assert torch.equal(outer(torch.ones(1, 4)), torch.tensor([[2.0, 4, 6, 8]]))
+    pl.tune(wrapper, toys.samples())
+    assert wrapper.state == "tuned"
+    assert torch.equal(outer(torch.ones(1, 4)), torch.tensor([[2.0, 4, 6, 8]]))
+
+
+def test_tied_weights_stay_tied():
     plain = Block()
     plain.second.weight = plain.first.weight
-    wrapper = tuned_toy(plain)
+    wrapper = pl.Module(plain)
     wrapper.to(torch.float64)
     assert wrapper.second.weight is wrapper.first.weight
     assert copy.deepcopy(wrapper).first.weight is not wrapper.first.weight
@@ -653,3 +695,62 @@ def test_a_stated_shape_that_no_call_has_is_an_error_of_that_module():
     report = pl.tune(wrapper, toys.samples())
     assert "no recorded call has a tensor at 'y'" in report.modules[0].error.message
     assert wrapper.state == "passthrough"
+
+
+def test_a_module_is_tuned_from_what_it_recorded():
+    strategy = pl.OneBackendStrategy(toys.Faster()).enable_performance_validation(False)
+    wrapper = pl.Module(toys.Toy(), strategy=pl.OneBackendStrategy(pl.backend.TorchEagerBackend()))
+    with pytest.raises(TuningError, match="has no samples"):
+        wrapper.tune()
+    wrapper(torch.ones(2, 4))
+    report = wrapper.tune(dry_run=True)
+    assert (report.is_dry_run, report.num_builds, wrapper.state) == (True, 0, "recording")
+    wrapper(torch.ones(2, 4))
+    report = wrapper.tune(strategy=strategy)
+    assert wrapper.state == "tuned"
+    assert report.modules[0].graphs[0].num_samples == 2
+    assert control_of(wrapper).chosen[0].backend.name == "toy_faster"
+    with pytest.raises(TuningError, match="is tuned already"):
+        wrapper.tune()
+    wrapper.enable_passthrough(force=True)
+    with pytest.raises(TuningError, match="has no samples"):
+        wrapper.tune()
+
+
+def test_a_module_that_cannot_be_tuned_goes_on_recording():
+    wrapper = pl.Module(toys.Toy())
+    wrapper(torch.ones(2, 4))
+    with pytest.raises(InputError, match="strategy"):
+        wrapper.tune(strategy="fast")
+    wrapper.train()
+    with pytest.raises(InputError, match="training mode"):
+        wrapper.tune()
+    wrapper.eval()
+    assert wrapper.state == "recording"
+    assert torch.equal(wrapper(torch.ones(1, 4)), wrapper.module(torch.ones(1, 4)))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_layer_that_meets_nested_tensors_runs_as_it_did():
+    """As layers of an encoder do, which drops what is padding by them."""
+    layer = nn.TransformerEncoderLayer(8, nhead=2, dim_feedforward=16, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, num_layers=2).eval()
+    x, mask = torch.ones(2, 4, 8), torch.tensor([[False, False, False, True]] * 2)
+    with torch.no_grad():
+        expected = encoder(x, src_key_padding_mask=mask)
+
+    def function(x, mask):
+        return encoder(x, src_key_padding_mask=mask)
+
+    eager = pl.OneBackendStrategy(pl.backend.TorchEagerBackend())
+    pl.wrap(encoder, ["layers.0"], eager)
+    report = pl.tune(function, [(torch.ones(4, 8), mask[0])])
+    assert "rejected: sample 0: output is a nested tensor, which cannot be compared" in report.describe()
+    with torch.no_grad():
+        assert torch.equal(function(x, mask), expected)
+        wrapper = encoder.layers[0]
+        tuned = pl.Module(wrapper.module, strategy=eager)
+        pl.tune(tuned, [torch.ones(4, 8)])
+        encoder.layers[0] = tuned
+        with pytest.warns(UnseenGraphWarning):
+            assert torch.equal(function(x, mask), expected)

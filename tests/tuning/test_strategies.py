@@ -109,7 +109,7 @@ class TestFirstWins:
     def test_the_plain_module_is_taken_where_it_is_next(self, decided):
         decision = decided(pl.FirstWinsStrategy([backend("slow", 11), EAGER, backend("best", 2)]))
         assert decision.selected == "eager"
-        assert decision.reason.startswith("the plain module is next in order; before it Faster(label='slow'")
+        assert decision.reason.startswith("The plain module is next in order; before it Faster(label='slow'")
 
     def test_none_is_an_error(self, failed):
         error, candidates = failed(pl.FirstWinsStrategy([backend("slow", 11), Zeros()]))
@@ -256,6 +256,17 @@ class TestLatencyBudget:
             pl.LatencyBudgetStrategy(budget)
 
 
+class Erratic:
+    """Makes every call take another time."""
+
+    def __init__(self, clock):
+        self.clock, self.count = clock, 0
+
+    def pass_ms(self, ms):
+        self.count += 1
+        self.clock.pass_ms(ms / self.count**2)
+
+
 class TestMaxBatch:
     @pytest.fixture
     def searched(self, clock, decided):
@@ -335,6 +346,15 @@ class TestMaxBatch:
         searching = plain.clone().enable_find_max_batch_size()
         report = pl.tune(pl.Module(toy, strategy=searching), toys.samples(), clock=clock)
         assert not report.modules[0].graphs[0].decision.candidates[0].is_reused
+
+    def test_a_search_is_not_made_twice(self, clock):
+        strategy = pl.OneBackendStrategy(backend("a", 5)).enable_performance_validation(False)
+        wrapper = pl.Module(toys.Toy(clock, ms=1, sample_ms=2), strategy=strategy.enable_find_max_batch_size())
+        first = pl.tune(wrapper, toys.samples(), clock=clock).modules[0].graphs[0]
+        wrapper.module.clock = Erratic(clock)
+        report = pl.tune(wrapper, toys.samples(), clock=clock)
+        assert report.modules[0].graphs[0].inputs == first.inputs
+        assert report.num_builds == 0
 
     def test_nothing_is_searched_where_nothing_varies(self):
         class Fixed:

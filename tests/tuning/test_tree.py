@@ -15,6 +15,7 @@ from torch import nn
 from perfladder.errors import InputError
 from perfladder.tuning.tree import (
     bind,
+    copied,
     input_leaves,
     map_inputs,
     map_tensors,
@@ -299,6 +300,18 @@ class TestLibraries:
         assert (mapped.get_seq_length(), cache.get_seq_length()) == (4, 3)
         assert cache.layers[0].keys.unique() == 1
 
+    @pytest.mark.parametrize("has_layers", [False, True])
+    def test_a_copy_of_a_cache_before_its_first_call_stays_empty(self, has_layers):
+        from transformers import DynamicCache, LlamaConfig
+
+        config = LlamaConfig(hidden_size=8, num_attention_heads=2, num_hidden_layers=1, num_key_value_heads=2)
+        cache = DynamicCache(config=config if has_layers else None)
+        other = copied({"past": cache}, torch.clone)["past"]
+        cache.update(ones(1, 2, 3, 4), ones(1, 2, 3, 4), 0)
+        assert (cache.get_seq_length(), other.get_seq_length()) == (3, 0)
+        other.update(ones(1, 2, 2, 4), ones(1, 2, 2, 4), 0)
+        assert (cache.get_seq_length(), other.get_seq_length()) == (3, 2)
+
     def test_a_static_cache_is_its_tensors(self):
         from transformers import LlamaConfig, StaticCache
 
@@ -353,3 +366,15 @@ class TestBinding:
 
     def test_a_function_that_tells_nothing_has_no_names(self):
         assert parameter_names(max) == ()
+
+
+def test_a_copy_has_empty_containers_of_its_own():
+    notes: list[str] = []
+    options: dict[str, int] = {}
+    handle = Opaque()
+    other = copied({"notes": notes, "again": [notes], "options": options, "handle": handle}, torch.clone)
+    notes.append("filled by the call")
+    options["filled"] = 1
+    assert (other["notes"], other["again"], other["options"]) == ([], [[]], {})
+    assert other["notes"] is other["again"][0], "one object in two places"
+    assert other["handle"] is handle

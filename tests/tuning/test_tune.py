@@ -1,6 +1,7 @@
 """Recording, tuning and serving: which calls are recorded, what fails alone, and what is not done twice."""
 
 import logging
+import threading
 import warnings
 
 import pytest
@@ -390,6 +391,38 @@ def test_two_pipelines_are_tuned_side_by_side(tune, clock):
     first(torch.ones(1, 4))
     second(torch.ones(1, 4))
     assert toys.calls == {"first": 2, "second": 2}
+
+
+def test_two_pipelines_are_tuned_by_two_threads():
+    pipes = [Pipe(toys.NoClock()), Pipe(toys.NoClock())]
+    for pipe in pipes:
+        for wrapper in (pipe.unet, pipe.vae):
+            control_of(wrapper).strategy.enable_performance_validation(False)
+    barrier, reports = threading.Barrier(2), {}
+
+    def work(index):
+        barrier.wait()
+        reports[index] = pl.tune(pipes[index], toys.samples(3 + 5 * index), [1, 2 + 2 * index])
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for index, most in ((0, 2), (1, 4)):
+        assert [module.state for module in reports[index].modules] == ["tuned", "tuned"]
+        assert reports[index].module("vae").graphs[0].inputs[0].max_shape == (most, 4)
+
+
+def test_a_failure_for_lack_of_memory_is_tried_again(tune, wrapped, monkeypatch):
+    def exhausted(self, request):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    wrapper = wrapped()
+    with monkeypatch.context() as patch:
+        patch.setattr(toys.Faster, "compile", exhausted)
+        assert "OutOfMemoryError" in tune(wrapper).modules[0].error.message
+    assert the_graph(tune(wrapper)).decision.selected == "Faster()"
 
 
 def test_a_module_in_training_mode_is_not_tuned(tune, wrapped):
