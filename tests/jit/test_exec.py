@@ -1,6 +1,7 @@
 """`perfladder exec --tune`: an unmodified script in a process of its own."""
 
 import json
+import os
 import subprocess
 import sys
 import textwrap
@@ -31,26 +32,35 @@ PROGRAM = """
             for _ in range(3):
                 y = net(x)
         print("sum", round(float(y.sum()), 2), NUMBER, sys.argv[1:])
-        if "--raise" in sys.argv:
-            raise ValueError("mine")
-        if "--exit" in sys.argv:
-            sys.exit(7)
-        if "--kill" in sys.argv:
-            os.kill(os.getpid(), 9)
 """
+
+
+ENDING = """
+    import os, sys
+    import torch
+    from helper import NUMBER
+
+    torch.nn.Linear(2, 2).train()(torch.ones(1, 2))
+    print(NUMBER, sys.argv[1:], flush=True)
+    if "--raise" in sys.argv:
+        raise ValueError("mine")
+    if "--kill" in sys.argv:
+        os.kill(os.getpid(), 9)
+    sys.exit(7)
+"""
+"""Calls a module that is not tuned, and ends."""
 
 
 @pytest.fixture
 def execute(tmp_path):
     """Run the program by `perfladder exec`, with a cache that lasts for the test."""
-    (tmp_path / "program.py").write_text(textwrap.dedent(PROGRAM))
+    for name, source in (("program.py", PROGRAM), ("ending.py", ENDING)):
+        (tmp_path / name).write_text(textwrap.dedent(source))
     (tmp_path / "helper.py").write_text("NUMBER = 42\n")
 
-    def run(*options, arguments=(), environment=None):
-        import os
-
-        command = [sys.executable, "-m", "perfladder.cli", "exec", *options, str(tmp_path / "program.py"), *arguments]
-        variables = {**os.environ, "PERFLADDER_JIT_CACHE_DIR": str(tmp_path / "cache"), **(environment or {})}
+    def run(*options, script="program.py", arguments=()):
+        command = [sys.executable, "-m", "perfladder.cli", "exec", *options, str(tmp_path / script), *arguments]
+        variables = {**os.environ, "PERFLADDER_JIT_CACHE_DIR": str(tmp_path / "cache")}
         return subprocess.run(command, capture_output=True, text=True, timeout=280, env=variables, check=False)
 
     return run
@@ -76,16 +86,17 @@ def test_the_second_process_tries_nothing_and_gives_the_same(execute):
 
 @pytest.mark.slow
 def test_output_and_exit_code_are_the_scripts(execute):
-    ended = execute("--tune", arguments=["--exit", "-v"])
+    ended = execute("--tune", script="ending.py", arguments=["--exit", "-v"])
     assert ended.returncode == 7
     assert ended.stdout.rstrip().endswith("42 ['--exit', '-v']")
-    assert "Net" in ended.stderr
+    assert "Linear" in ended.stderr
+    assert "init" in ended.stderr
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["--raise", "--kill"])
 def test_a_script_that_fails_gives_3(execute, how):
-    ended = execute("--tune", arguments=[how])
+    ended = execute("--tune", script="ending.py", arguments=[how])
     assert ended.returncode == 3
     if how == "--raise":
         assert "ValueError: mine" in ended.stderr
