@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from perfladder.capturing.api import capture as capture
     from perfladder.capturing.types import register_capture_type as register_capture_type
     from perfladder.functional.profiler import ModuleFunctionKernelProfiler as ModuleFunctionKernelProfiler
+    from perfladder.jit.api import patch_for_jit_tuning as patch_for_jit_tuning
+    from perfladder.jit.config import jit_config as jit_config
     from perfladder.ladder import climb as climb
     from perfladder.marks import stage as stage
     from perfladder.profiling.api import PerformanceProfile as PerformanceProfile
@@ -81,7 +83,9 @@ _LAZY = {
     "load_workload": "perfladder.workload",
     "profile": "perfladder.profiling.api",
     "register_capture_type": "perfladder.capturing.types",
+    "jit_config": "perfladder.jit.config",
     "load": "perfladder.tuning.checkpoint",
+    "patch_for_jit_tuning": "perfladder.jit.api",
     "register_input_type": "perfladder.tuning.tree",
     "save": "perfladder.tuning.checkpoint",
     "snapshot_tuning_data": "perfladder.tuning.report",
@@ -120,8 +124,10 @@ __all__ = [
     "climb",
     "config",
     "inspect",
+    "jit_config",
     "load",
     "load_workload",
+    "patch_for_jit_tuning",
     "profile",
     "register_capture_type",
     "register_input_type",

@@ -54,11 +54,13 @@ class Recording:
         is_asked: Somebody called `enable_recording`; otherwise it is of first calls, or of `tune`, and `tune` begins
             anew, since the batch size of such calls is not known, or they are those of an earlier dataset.
         samples: By name of the graph.
+        error: Why calls are recorded no more.
     """
 
     table: GraphTable
     is_asked: bool
     samples: dict[str, list[Sample]] = field(default_factory=dict)
+    error: InputError | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -312,7 +314,10 @@ class ModuleControl:
         with self._lock:
             if session is not None and self not in session.called:
                 session.called.append(self)
-            graph = recording.table.observe(args, kwargs, batch_size)
+            graph = self._observed(recording, args, kwargs, batch_size)
+        if graph is None:
+            return self.plain(*args, **kwargs)
+        with self._lock:
             kept = recording.samples.setdefault(graph.name, [])
             sample = None
             if _is_wanted(kept, batch_size, config.max_num_samples_stored):
@@ -323,6 +328,19 @@ class ModuleControl:
             if sample is not None:
                 _keep(kept, sample, config.max_num_samples_stored)
         return result
+
+    def _observed(
+        self, recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any], batch_size: int | None
+    ) -> GraphSpec | None:
+        """The graph of a call; None once the recording has failed, which is no reason for the call to fail."""
+        if recording.error is not None:
+            return None
+        try:
+            return recording.table.observe(args, kwargs, batch_size)
+        except InputError as error:
+            recording.error = error
+            warnings.warn(f"{self.name} records no more calls. {error}", UserWarning, stacklevel=4)
+            return None
 
     def _dispatcher(self, snapshot: TuningSettings) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
         """The route of a tuned module: a table of known forms of call, and the graphs for those that are new."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 _logger = logging.getLogger("perfladder.tuning")
@@ -64,3 +66,18 @@ class Progress:
         left = self._num_total - self._num_done
         remaining = elapsed / self._num_done * left if self._num_done else None
         self._listener(TuneProgress(self._label, self._num_done, self._num_total, elapsed, remaining))
+
+
+@contextmanager
+def shown_progress() -> Iterator[Callable[[TuneProgress], None] | None]:
+    """A bar on stderr where someone is watching; None where nobody is."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from perfladder.progress import Progress as Shown
+    from perfladder.progress_display import show_bar
+
+    with show_bar(is_silent=False) as (_, show):
+        yield lambda now: show(
+            Shown(label=now.label, num_done=now.num_done, num_total=now.num_total, remaining_s=now.remaining_s)
+        )

@@ -26,7 +26,7 @@ from perfladder.tuning.graph_work import decided, describe_work, make_graph_work
 from perfladder.tuning.logs import only_own_messages
 from perfladder.tuning.module import Chosen, ModuleControl, RecordingSession, drop_own_forward, recording_session
 from perfladder.tuning.observe import HardwareMetrics, nvtx_range
-from perfladder.tuning.progress import Progress, TuneProgress
+from perfladder.tuning.progress import Progress, TuneProgress, shown_progress
 from perfladder.tuning.quality import QualityGate
 from perfladder.tuning.report import Failure, GraphReport, ModuleReport, TuningReport, publish
 from perfladder.tuning.samples import copy_arguments
@@ -99,7 +99,8 @@ def tune(
         quality_gate: Least likeness of the function's output with a lossy candidate to that without, as a `QualityGate`
             or as a function of both outputs that returns at least 0 where it accepts; by default each module's own
             output has to have a cosine similarity of 0.99.
-        on_progress: Is told what is done now, and about how long the rest takes.
+        on_progress: Is told what is done now, and about how long the rest takes; by default a bar is shown where
+            stderr is a terminal.
         clock: Nanoseconds.
 
     Returns:
@@ -132,9 +133,9 @@ def tune(
             raise InputError(f"quality_gate: expected a pl.QualityGate or a function, got {quality_gate!r}.")
         gate = QualityGate(quality_gate, 0.0)
     wanted = _device(device)
-    progress = Progress(on_progress)
-    work = _Work(func, settings, cache, clock, dry_run, gate, progress, wanted)
     with ExitStack() as stack:
+        progress = Progress(on_progress or stack.enter_context(shown_progress()))
+        work = _Work(func, settings, cache, clock, dry_run, gate, progress, wanted)
         if disable_external_logging:
             stack.enter_context(only_own_messages())
         if settings.hardware_metrics:
@@ -362,8 +363,12 @@ def _check_recording(work: _Work, control: ModuleControl) -> None:
         InputError: It does not.
     """
     recording = control.recording
+    if recording is not None and not recording.table.graphs and recording.error is not None:
+        raise recording.error
     if recording is None or not recording.table.graphs:
         raise InputError(f"{control.name} was not called by the function, so that there is nothing to tune.")
+    if recording.error is not None:
+        raise recording.error
     recording.table.check_dynamic_paths()
     drop_own_forward(control)
     for graph in recording.table.graphs:

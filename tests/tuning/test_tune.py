@@ -459,14 +459,32 @@ def test_calls_that_raise_inside_the_function_are_told(tune, wrapped):
     assert wrapper.state == "passthrough"
 
 
-def test_too_many_forms_of_call_are_an_error_and_can_be_mended(tune, wrapped):
+def test_too_many_forms_of_call_are_an_error_of_that_module_and_can_be_mended(tune, wrapped):
+    pl.config.max_num_graphs = 3
+    wrapper, other = wrapped(), wrapped()
+    numbers = iter(range(100))
+    told = r"more than 3 different forms.*`scale` has 4 different values"
+
+    def varying(x):
+        return other(wrapper(x, scale=next(numbers)))
+
+    with pytest.warns(UserWarning, match=told):
+        report = tune(varying, toys.samples(4))
+    assert [module.state for module in report.modules] == ["passthrough", "tuned"]
+    assert re.search(told, report.modules[0].error.message)
+    assert wrapper.state == "passthrough"
+    with pytest.warns(UserWarning, match=told), pytest.raises(InputError, match=told):
+        tune(varying, toys.samples(4), ignore_failing_modules=False)
+    assert len(tune(lambda x: wrapper(x, scale=2)).modules[0].graphs) == 1
+
+
+def test_too_many_forms_of_call_do_not_end_a_program_that_tunes_nothing(wrapped):
     pl.config.max_num_graphs = 3
     wrapper = wrapped()
-    numbers = iter(range(100))
-    with pytest.raises(InputError, match=r"more than 3 different forms.*`scale` has 4 different values"):
-        tune(lambda x: wrapper(x, scale=next(numbers)), toys.samples(4))
-    assert wrapper.state == "passthrough"
-    assert len(tune(lambda x: wrapper(x, scale=2)).modules[0].graphs) == 1
+    with pytest.warns(UserWarning, match="records no more calls") as warned:
+        results = [wrapper(torch.ones(1, 4), scale=scale) for scale in range(8)]
+    assert len(warned) == 1
+    assert torch.equal(results[7], wrapper.module(torch.ones(1, 4), scale=7))
 
 
 def test_few_samples_warn(tune, wrapped):
