@@ -1,6 +1,7 @@
 """Recording, tuning and serving: which calls are recorded, what fails alone, and what is not done twice."""
 
 import logging
+import re
 import threading
 import warnings
 
@@ -470,8 +471,10 @@ def test_too_many_forms_of_call_are_an_error_of_that_module_and_can_be_mended(tu
 
     with pytest.warns(UserWarning, match=told):
         report = tune(varying, toys.samples(4))
-    assert [module.state for module in report.modules] == ["passthrough", "tuned"]
-    assert re.search(told, report.modules[0].error.message)
+    failed = [module for module in report.modules if module.error is not None]
+    assert [module.state for module in failed] == ["passthrough"]
+    assert re.search(told, failed[0].error.message)
+    assert [module.state for module in report.modules if module not in failed] == ["tuned"]
     assert wrapper.state == "passthrough"
     with pytest.warns(UserWarning, match=told), pytest.raises(InputError, match=told):
         tune(varying, toys.samples(4), ignore_failing_modules=False)
