@@ -12,6 +12,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -138,7 +139,8 @@ class _Sender(threading.Thread):
         }
         try:
             self._process.stdin.write(json.dumps(sys.path).encode() + b"\n")
-            cloudpickle.dump(work, self._process.stdin)
+            with _by_value([*(type(part) for part in request.module.modules()), type(backend)]):
+                cloudpickle.dump(work, self._process.stdin)
             self._process.stdin.flush()
         except BrokenPipeError:
             pass  # the child has ended, and the other side tells why
@@ -151,6 +153,29 @@ class _Sender(threading.Thread):
         finally:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.close()
+
+
+@contextlib.contextmanager
+def _by_value(kinds: Iterable[type]) -> Iterator[None]:
+    """Let classes of modules that another process cannot import travel with their code, as those of scripts do."""
+    import cloudpickle
+
+    names = {kind.__module__ for kind in kinds} - {"__main__", "builtins"}
+    modules = [sys.modules[name] for name in sorted(names) if name in sys.modules and not _is_importable(name)]
+    for module in modules:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        for module in modules:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+def _is_importable(name: str) -> bool:
+    """Whether a fresh process finds the package of a module, which this one may have loaded from elsewhere."""
+    package = name.partition(".")[0]
+    finders = [finder for finder in sys.meta_path if hasattr(finder, "find_spec")]
+    return any(finder.find_spec(package, None) is not None for finder in finders)
 
 
 def _wait(

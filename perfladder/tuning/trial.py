@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import sys
+import types
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,7 +38,7 @@ def _try(work_stream: object) -> str | None:
         # Written by the parent process into this process's own pipe a moment ago; nothing else is ever unpickled.
         work = pickle.load(work_stream)  # type: ignore[arg-type]
         module, device = work["module"], torch.device(work["device"])
-        _lend_names_to_main(module)
+        _lend_names(module)
         request = BuildRequest(module, module.forward, work["graph"], work["samples"], device, Path(work["folder"]))
         cache_dir = work["cache_dir"]
         with nullcontext() if cache_dir is None else inductor_cache(cache_dir), torch.no_grad():
@@ -51,14 +52,18 @@ def _try(work_stream: object) -> str | None:
     return None
 
 
-def _lend_names_to_main(module: nn.Module) -> None:
-    """Code of the parent's script comes with names of its own, which compilers look for in the main module."""
-    main = sys.modules["__main__"].__dict__
+def _lend_names(module: nn.Module) -> None:
+    """Code that came by value has names of its own, which compilers look for in the module that it is of."""
     for kind in {type(part) for part in module.modules()}:
         for function in vars(kind).values():
-            if inspect.isfunction(function) and function.__module__ == "__main__":
-                for name, value in function.__globals__.items():
-                    main.setdefault(name, value)
+            if not inspect.isfunction(function):
+                continue
+            name = function.__module__
+            if name != "__main__" and name in sys.modules:
+                continue
+            names = sys.modules.setdefault(name, types.ModuleType(name)).__dict__
+            for key, value in function.__globals__.items():
+                names.setdefault(key, value)
 
 
 if __name__ == "__main__":
