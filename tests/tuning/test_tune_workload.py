@@ -418,7 +418,8 @@ def test_command_line(command):
     code, out, err = finished(command("--backend", "toy_twice", "--fail-if-not-faster"))
     assert code == 1
     assert "# Tuning of `toys` on cpu: not kept" in out
-    assert "trying Twice() (0 of 1)" in err
+    # How many modules are worth tuning depends on their share of the time.
+    assert re.search(r"trying Twice\(\) \(0 of [12]\)", err)
 
 
 def test_command_line_refuses_what_is_wrong(command):
