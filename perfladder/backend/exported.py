@@ -46,6 +46,18 @@ class FlatBuild(Model):
         except ValidationError as error:
             raise TuningError(f"{_RECORD} of the build is damaged: {error.errors()[0]['msg']}") from None
 
+    @staticmethod
+    def finished(folder: Path) -> FlatBuild:
+        """That of a folder.
+
+        Raises:
+            TuningError: No build was finished there, or its record is damaged.
+        """
+        build = FlatBuild.read(folder)
+        if build is None:
+            raise TuningError(f"there is no finished build in {folder}")
+        return build
+
 
 def check_form(build: FlatBuild, graph: GraphSpec) -> None:
     """Refuse a build that takes other tensors than calls of the graph have."""

@@ -79,10 +79,7 @@ class TorchInductorAotBackend(Backend):
         """
         from perfladder.backend.exported import FlatBuild
 
-        build = FlatBuild.read(request.folder)
-        if build is None:
-            raise TuningError(f"there is no finished build in {request.folder}")
-        return self._loaded(request, build, None)
+        return self._loaded(request, FlatBuild.finished(request.folder), None)
 
     def _made(self, request: BuildRequest) -> FlatBuild:
         from perfladder._torch_private import compile_to_package

@@ -108,10 +108,7 @@ class ONNXRuntimeBackend(Backend):
         """
         from perfladder.backend.exported import FlatBuild
 
-        build = FlatBuild.read(request.folder)
-        if build is None:
-            raise TuningError(f"there is no finished build in {request.folder}")
-        return self._opened(request, build, None)
+        return self._opened(request, FlatBuild.finished(request.folder), None)
 
     def _opened(self, request: BuildRequest, build: FlatBuild, form: OutputForm | None) -> Built:
         from perfladder.backend.exported import check_form

@@ -138,10 +138,6 @@ class ModuleControl:
         self._home: torch.device | None = None
         self._route: Callable[[tuple[Any, ...], dict[str, Any]], Any] = self._first_call
 
-    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What the wrapper's forward does."""
-        return self._route(args, kwargs)
-
     @property
     def state(self) -> State:
         """One of init, passthrough, recording, tuned."""
