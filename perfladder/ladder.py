@@ -17,8 +17,7 @@ from typing import Any, Literal, Self
 from perfladder.device_lock import device_lock
 from perfladder.errors import InputError, PerfladderError, RungError
 from perfladder.files import cache_folder, write_atomically
-from perfladder.finding import Finding
-from perfladder.findings import collect_findings, rungs_to_skip
+from perfladder.findings import Finding, collect_findings, rungs_to_skip
 from perfladder.models import Model
 from perfladder.rank_session import RankSession, open_session
 from perfladder.rundir import RunDirectory, RunStatus, read_model
@@ -295,7 +294,7 @@ class Climb:
         )
         self.results[rung.name] = result
         self.run.write_result(folder, rung.name, result, result.status, result.reason)
-        self.findings = collect_findings(self.workload, self.info, self.results)
+        self.findings = collect_findings(self.workload, self.info, self.results, source=self.run.record.workload_source)
         if result.status == "failed":
             self.tell(f"{rung.name} (rung {rung.number}) failed: {result.reason}")
         return result

@@ -18,8 +18,7 @@ import perfladder
 from perfladder import backend, errors, workload
 from perfladder.cli import app
 from perfladder.errors import PerfladderError
-from perfladder.finding import Kind
-from perfladder.findings import POLICY
+from perfladder.findings import POLICY, Kind
 from perfladder.ladder import RUNGS, climb
 from perfladder.models import Model
 from perfladder.profiling.warnings import ProfileWarningCode

@@ -9,8 +9,7 @@ import yaml
 from pydantic import Field
 
 from perfladder.errors import InputError
-from perfladder.finding import Finding
-from perfladder.findings import collect_findings, smallest_next_experiment
+from perfladder.findings import Finding, collect_findings, smallest_next_experiment
 from perfladder.ladder import RUNGS, load_results
 from perfladder.models import SCHEMA_VERSION, Model, ResultWarning
 from perfladder.peaks import Peaks
@@ -171,6 +170,7 @@ class Report(Model):
     rungs: list[RungLine]
     artifacts: dict[str, str]
     next_experiment: str | None
+    next_command: str | None = Field(default=None, description="The same as a command, where there is one.")
 
 
 def build_report(run_dir: Path) -> Report:
@@ -187,7 +187,10 @@ def build_report(run_dir: Path) -> Report:
         yaml.safe_load((run.path / "workload.yaml").read_text()), what=f"{run.path}/workload.yaml"
     )
     stages = _done(results, StagesResult)
-    findings = collect_findings(workload, environment, results) if environment else []
+    findings = (
+        collect_findings(workload, environment, results, source=run.record.workload_source) if environment else []
+    )
+    first = smallest_next_experiment(findings)
     return Report(
         run=_as_it_ended(run.record),
         run_dir=str(run.path),
@@ -218,7 +221,8 @@ def build_report(run_dir: Path) -> Report:
             for name, r in results.items()
         ],
         artifacts=_artifacts(run, results),
-        next_experiment=smallest_next_experiment(findings),
+        next_experiment=first.next_experiment if first else None,
+        next_command=first.next_command if first else None,
     )
 
 

@@ -33,8 +33,8 @@ from perfladder.trace.kernels import KernelSummary, KernelTable, list_kernels, s
 from perfladder.trace.labels import RUN_KIND, WARMUP_KIND
 from perfladder.trace.launches import FamilyRow
 from perfladder.trace.ranking import MODEL, RankedGroup
-from perfladder.trace.regions import report_regions
-from perfladder.trace.residual import SyncSite
+from perfladder.trace.regions import middle_run, report_regions
+from perfladder.trace.residual import HostSplit, IdleSplit, SyncSite
 from perfladder.trace.roofline import RooflineRow
 from perfladder.trace.timeline import Timeline, report_timeline
 from perfladder.trace.work import OperatorCall
@@ -106,6 +106,10 @@ class KernelsResult(RungResult):
     copies: list[CopySite] = Field(default=[], description="By kind and call site.")
     synchronizations: list[SyncSite] = Field(default=[], description="Where the stage made the host wait.")
     bound: Boundness | None = Field(default=None, description="Whether host or device sets the pace.")
+    host: HostSplit | None = Field(
+        default=None, description="What the host's time is made of, in the middle one of the profiled replays."
+    )
+    idle: IdleSplit | None = Field(default=None, description="Busy and idle time of the device, in the same replay.")
     roofline: list[RooflineRow] = Field(default=[], description="Achieved against the peaks, by operator and region.")
     peaks: Peaks | None = None
     flops: int | None = Field(default=None, description="Of the whole call, by formulas on shapes.")
@@ -169,6 +173,7 @@ def measure(loaded: LoadedTarget, request: KernelsRequest) -> KernelsResult:
         replays, graph_warnings = _pair_replays(replay, call, request, sites, table, deadline)
     report, timeline = report_regions(trace, attribution), report_timeline(trace, attribution)
     peaks = find_peaks(loaded.device, None if request.cache_folder is None else Path(request.cache_folder))
+    middle = middle_run(report.runs)
     evidence = collect_evidence(
         table,
         attribution,
@@ -207,6 +212,8 @@ def measure(loaded: LoadedTarget, request: KernelsRequest) -> KernelsResult:
         copies=evidence.copies,
         synchronizations=evidence.synchronizations,
         bound=evidence.bound,
+        host=middle.host,
+        idle=middle.device,
         roofline=evidence.roofline[:_MAX_ROWS],
         peaks=peaks,
         flops=sum(done.flops for done in counted) if counted else None,

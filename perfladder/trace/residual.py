@@ -20,6 +20,8 @@ from perfladder.trace.runtime_calls import CallKind, classify_call, classify_cop
 from perfladder.trace.sums import slices
 
 _US: Final = 1e-3
+_WORK_NS: Final = 5_000
+"""Self time of an operator on a CPU below which dispatch is most of it: an empty one takes 1 to 3 us, profiled."""
 _RUNTIME_OVERHEAD: Final = re.compile(r"lazy|command buffer|uvm|compiler", re.IGNORECASE)
 NO_OPERATOR: Final = "(no operator)"
 
@@ -50,6 +52,9 @@ class SyncSite(Row):
         region_id: Innermost region around it; None outside every region.
         count: Number of waits.
         total_us: Time waited on the host.
+        recoverable_us: At most so much idle time of the device would go if the host did not wait here: for each wait
+            what the device idles from then until the next one, and no more than the wait itself (with copies to the
+            host just before it, in which the host waits too), by which the host would be ahead.
     """
 
     operator: str
@@ -58,6 +63,7 @@ class SyncSite(Row):
     region_id: str | None
     count: int
     total_us: float
+    recoverable_us: float = 0.0
 
 
 class HostSplit(Row):
@@ -66,8 +72,8 @@ class HostSplit(Row):
     Attributes:
         python_us: Outside every operator and runtime call: Python, and what the profiler does not see.
         operator_dispatch_us: Operators' self time where a device does the work; on a host-only trace that of operators
-            that call others, and of the runtime of `torch.compile`.
-        operator_compute_us: Self time of operators that call no others, on a host-only trace: they do the work.
+            with less than 5 us each, and of the runtime of `torch.compile`.
+        operator_compute_us: Self time of operators with 5 us or more each, on a host-only trace: they do the work.
         kernel_launch_us: Calls that launch kernels, graphs and fills.
         synchronization_us: Calls that wait for the device.
         copy_h2d_us: Calls that copy to the device (host time, not the copy's own).
@@ -77,6 +83,7 @@ class HostSplit(Row):
         garbage_collection_us: Python's garbage collector, where it was marked.
         profiler_us: The profiler's own work as the device's tracing library reports it, such as requesting buffers; an
             unprofiled run does not pay it.
+        num_operators: Operators that the program called; what these call inside is not counted.
         synchronizations: Where the waits were, the longest first.
     """
 
@@ -91,6 +98,7 @@ class HostSplit(Row):
     runtime_other_us: float
     garbage_collection_us: float
     profiler_us: float = 0.0
+    num_operators: int = 0
     synchronizations: tuple[SyncSite, ...] = ()
 
     @property
@@ -136,7 +144,7 @@ class HostParts:
         part = np.full(forest.num_spans, Part.PYTHON, np.int8)
         is_operator = (category == Category.CPU_OP) & ~is_label
         dispatches = np.array([is_runtime(name) for name in trace.names], bool)[forest.name_id]
-        computes = is_operator & ~dispatches & (forest.num_children == 0) & (not trace.has_device_work)
+        computes = is_operator & ~dispatches & (forest.self_ns >= _WORK_NS) & (not trace.has_device_work)
         part[is_operator] = Part.OPERATOR_DISPATCH
         part[computes] = Part.OPERATOR_COMPUTE
         is_call = (category == Category.RUNTIME) | (category == Category.DRIVER)
@@ -153,6 +161,37 @@ class HostParts:
     def waits(self) -> IntArray:
         """Positions of the calls in which the host waits for the device."""
         return np.flatnonzero(self.part == Part.SYNCHRONIZATION)
+
+    @cached_property
+    def _recoverable_ns(self) -> dict[int, int]:
+        """For each wait, by position: idle time of the device after it that ends with the wait gone, at most."""
+        trace, forest = self.trace, self.trace.forest
+        event = trace.device_join.event
+        if not len(event) or not len(self.waits):
+            return {}
+        busy = unite(trace.start_ns[event], trace.end_ns[event])
+        order = self.waits[np.argsort(forest.end_ns[self.waits], kind="stable")]
+        start = forest.end_ns[order]
+        # After the last piece of work the device idles for want of work, whatever the host does.
+        end = np.append(start[1:], busy.start_ns[-1])
+        for run in np.unique(self.attribution.run[order]).tolist():
+            mine = np.flatnonzero(self.attribution.run[order] == run)
+            own = event[self.attribution.device_run == run]
+            last = int(trace.start_ns[own].max()) if len(own) else 0
+            end[mine] = np.minimum(end[mine], max(last, int(start[mine[0]])))
+        idle = np.maximum(end - start - busy.covered_within(start, end), 0)
+        copies = np.flatnonzero(self.part == Part.COPY_D2H)
+        waited = forest.duration_ns[order] + self._copied_before(copies, start)
+        return dict(zip(order.tolist(), np.minimum(idle, waited).tolist(), strict=True))
+
+    def _copied_before(self, copies: IntArray, end_ns: IntArray) -> IntArray:
+        """Return, for each wait in order of its end, the time of the copies since the wait before it."""
+        forest = self.trace.forest
+        place = np.searchsorted(end_ns, forest.end_ns[copies], side="left")
+        is_before = place < len(end_ns)
+        return np.bincount(
+            place[is_before], weights=forest.duration_ns[copies[is_before]], minlength=len(end_ns)
+        ).astype(np.int64)
 
     def _parts_of_calls(self, positions: IntArray) -> IntArray:
         trace, forest, join = self.trace, self.trace.forest, self.trace.device_join
@@ -186,11 +225,13 @@ class HostParts:
             code = group[part][chosen[part]].astype(np.int64) * len(Part) + self.part[part][chosen[part]]
             own_ns = self.trace.forest.self_ns[part][chosen[part]]
             sums += np.bincount(code, weights=own_ns, minlength=sums.size).reshape(sums.shape)
+        called = np.bincount(group[chosen & self._is_called], minlength=num_groups)
         waits = self.waits[chosen[self.waits]]
         sites = self._sites(waits, group[waits])
         return [
             HostSplit(
                 **{f"{kind.name.lower()}_us": float(sums[index, kind]) * _US for kind in Part},
+                num_operators=int(called[index]),
                 synchronizations=tuple(sites.get(index, ())),
             )
             for index in range(num_groups)
@@ -203,6 +244,12 @@ class HostParts:
         is_operator = (self.trace.category[forest.event] == Category.CPU_OP) & ~is_label
         is_operator &= ~find_wrappers(self.trace)[forest.name_id]
         return forest.innermost(is_operator), forest.outermost(is_operator, barrier=self.attribution.is_region)
+
+    @cached_property
+    def _is_called(self) -> BoolArray:
+        """Whether each span is an operator that no other operator called."""
+        outer = self._operators[1]
+        return outer == np.arange(len(outer))
 
     def _sites(self, waits: IntArray, groups: IntArray) -> dict[int, list[SyncSite]]:
         trace, forest = self.trace, self.trace.forest
@@ -220,11 +267,12 @@ class HostParts:
                 trace.names[forest.name_id[position]],
                 label.region_id if label else None,
             )
-            entry = totals.setdefault(key, [0, 0])
+            entry = totals.setdefault(key, [0, 0, 0])
             entry[0] += 1
             entry[1] += int(forest.self_ns[position])
+            entry[2] += self._recoverable_ns.get(position, 0)
         sites: dict[int, list[SyncSite]] = {}
-        for key, (count, total_ns) in sorted(totals.items(), key=lambda item: -item[1][1]):
+        for key, (count, total_ns, recoverable_ns) in sorted(totals.items(), key=lambda item: -item[1][1]):
             site = SyncSite(
                 operator=key[1],
                 outer_operator=key[2],
@@ -232,6 +280,7 @@ class HostParts:
                 region_id=key[4],
                 count=count,
                 total_us=total_ns * _US,
+                recoverable_us=recoverable_ns * _US,
             )
             sites.setdefault(key[0], []).append(site)
         return sites
