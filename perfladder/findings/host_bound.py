@@ -202,7 +202,7 @@ def _python(pace: Pace, evidence: list[Evidence], frac: float) -> Finding:
         next_experiment=(
             "Name the methods that run between the modules under 'stages', to see which of them holds it."
             if pace.stage is None
-            else f"Read the code of {pace.stage} between its operators; move what does not depend on the input out of it."
+            else f"Read the code of {pace.stage} between its operators; move out what does not depend on the input."
         ),
     )
 
