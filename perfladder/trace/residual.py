@@ -52,9 +52,6 @@ class SyncSite(Row):
         region_id: Innermost region around it; None outside every region.
         count: Number of waits.
         total_us: Time waited on the host.
-        recoverable_us: At most so much idle time of the device would go if the host did not wait here: for each wait
-            what the device idles from then until the next one, and no more than the wait itself (with copies to the
-            host just before it, in which the host waits too), by which the host would be ahead.
     """
 
     operator: str
@@ -63,7 +60,6 @@ class SyncSite(Row):
     region_id: str | None
     count: int
     total_us: float
-    recoverable_us: float = 0.0
 
 
 class HostSplit(Row):
@@ -117,6 +113,7 @@ class IdleSplit(Row):
         waiting_for_launch_us: Idle while the host had not begun the next launch and was not waiting itself.
         in_synchronization_us: Idle while the host waited for the device instead of launching.
         other_us: Idle although the next work was launched: launch latency, dependencies; or the launch is unknown.
+        edge_us: Of the idle time, that before the first and after the last work.
     """
 
     window_us: float
@@ -125,6 +122,7 @@ class IdleSplit(Row):
     waiting_for_launch_us: float
     in_synchronization_us: float
     other_us: float
+    edge_us: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,37 +159,6 @@ class HostParts:
     def waits(self) -> IntArray:
         """Positions of the calls in which the host waits for the device."""
         return np.flatnonzero(self.part == Part.SYNCHRONIZATION)
-
-    @cached_property
-    def _recoverable_ns(self) -> dict[int, int]:
-        """For each wait, by position: idle time of the device after it that ends with the wait gone, at most."""
-        trace, forest = self.trace, self.trace.forest
-        event = trace.device_join.event
-        if not len(event) or not len(self.waits):
-            return {}
-        busy = unite(trace.start_ns[event], trace.end_ns[event])
-        order = self.waits[np.argsort(forest.end_ns[self.waits], kind="stable")]
-        start = forest.end_ns[order]
-        # After the last piece of work the device idles for want of work, whatever the host does.
-        end = np.append(start[1:], busy.start_ns[-1])
-        for run in np.unique(self.attribution.run[order]).tolist():
-            mine = np.flatnonzero(self.attribution.run[order] == run)
-            own = event[self.attribution.device_run == run]
-            last = int(trace.start_ns[own].max()) if len(own) else 0
-            end[mine] = np.minimum(end[mine], max(last, int(start[mine[0]])))
-        idle = np.maximum(end - start - busy.covered_within(start, end), 0)
-        copies = np.flatnonzero(self.part == Part.COPY_D2H)
-        waited = forest.duration_ns[order] + self._copied_before(copies, start)
-        return dict(zip(order.tolist(), np.minimum(idle, waited).tolist(), strict=True))
-
-    def _copied_before(self, copies: IntArray, end_ns: IntArray) -> IntArray:
-        """Return, for each wait in order of its end, the time of the copies since the wait before it."""
-        forest = self.trace.forest
-        place = np.searchsorted(end_ns, forest.end_ns[copies], side="left")
-        is_before = place < len(end_ns)
-        return np.bincount(
-            place[is_before], weights=forest.duration_ns[copies[is_before]], minlength=len(end_ns)
-        ).astype(np.int64)
 
     def _parts_of_calls(self, positions: IntArray) -> IntArray:
         trace, forest, join = self.trace, self.trace.forest, self.trace.device_join
@@ -251,38 +218,36 @@ class HostParts:
         outer = self._operators[1]
         return outer == np.arange(len(outer))
 
-    def _sites(self, waits: IntArray, groups: IntArray) -> dict[int, list[SyncSite]]:
+    def place_of(self, position: int) -> tuple[str, str, str, str | None]:
+        """Innermost and outermost operator around a call, its own name, and the region that it lies in."""
         trace, forest = self.trace, self.trace.forest
-        totals: dict[tuple[int, str, str, str, str | None], list[int]] = {}
-        if not len(waits):
-            return {}
         inner, outer = self._operators
+        region = int(self.attribution.region[position])
+        label = self.attribution.labels[forest.name_id[region]] if region >= 0 else None
+        return (
+            _name(trace, int(inner[position])),
+            _name(trace, int(outer[position])),
+            trace.names[forest.name_id[position]],
+            label.region_id if label else None,
+        )
+
+    def _sites(self, waits: IntArray, groups: IntArray) -> dict[int, list[SyncSite]]:
+        totals: dict[tuple[int, tuple[str, str, str, str | None]], list[int]] = {}
         for position, group in zip(waits.tolist(), groups.tolist(), strict=True):
-            region = int(self.attribution.region[position])
-            label = self.attribution.labels[forest.name_id[region]] if region >= 0 else None
-            key = (
-                group,
-                _name(trace, int(inner[position])),
-                _name(trace, int(outer[position])),
-                trace.names[forest.name_id[position]],
-                label.region_id if label else None,
-            )
-            entry = totals.setdefault(key, [0, 0, 0])
+            entry = totals.setdefault((group, self.place_of(position)), [0, 0])
             entry[0] += 1
-            entry[1] += int(forest.self_ns[position])
-            entry[2] += self._recoverable_ns.get(position, 0)
+            entry[1] += int(self.trace.forest.self_ns[position])
         sites: dict[int, list[SyncSite]] = {}
-        for key, (count, total_ns, recoverable_ns) in sorted(totals.items(), key=lambda item: -item[1][1]):
+        for (group, place), (count, total_ns) in sorted(totals.items(), key=lambda item: -item[1][1]):
             site = SyncSite(
-                operator=key[1],
-                outer_operator=key[2],
-                call=key[3],
-                region_id=key[4],
+                operator=place[0],
+                outer_operator=place[1],
+                call=place[2],
+                region_id=place[3],
                 count=count,
                 total_us=total_ns * _US,
-                recoverable_us=recoverable_ns * _US,
             )
-            sites.setdefault(key[0], []).append(site)
+            sites.setdefault(group, []).append(site)
         return sites
 
 
@@ -356,4 +321,5 @@ def _split_idle(trace: Trace, low: int, high: int, seen: BoolArray, waits: IntAr
         waiting_for_launch_us=(unlaunched - int(in_sync.sum())) * _US,
         in_synchronization_us=int(in_sync.sum()) * _US,
         other_us=(idle - unlaunched) * _US,
+        edge_us=int(gap_end[0] - gap_start[0] + (gap_end[-1] - gap_start[-1] if len(gap_end) > 1 else 0)) * _US,
     )
