@@ -8,11 +8,14 @@ from typing import Final
 from perfladder.findings.background import Background, where
 from perfladder.findings.finding import Evidence, Finding
 from perfladder.trace.residual import HostSplit, IdleSplit
+from perfladder.trace.waits import WaitModel
 
 BUSY_FRAC: Final = 0.9
 """A device that works for so much of a plain run sets the pace itself."""
 RECOVERABLE_FRAC: Final = 0.25
-"""Idle time that waits explain, from which on they are worth a finding."""
+"""Idle time of a plain run that would go with the waits, from which on they are worth a finding."""
+LEAST_WIN_FRAC: Final = 0.02
+"""Of a plain run: less is not worth a change."""
 MAIN_PART: Final = 0.5
 """Of the host's own work: one kind of it is the cause from here on."""
 GLUE_US: Final = 20.0
@@ -34,6 +37,7 @@ class Pace:
         idle: Busy and idle time of the device in it; None without a device.
         busy_ms: Work of the device in one.
         plain_ms: Duration of one without the profiler.
+        waits: What the host's waits cost in it.
     """
 
     rung: str
@@ -42,6 +46,7 @@ class Pace:
     idle: IdleSplit | None
     busy_ms: float | None
     plain_ms: float | None
+    waits: WaitModel | None = None
 
     @property
     def what(self) -> str:
@@ -58,12 +63,20 @@ def pace_findings(pace: Pace, background: Background) -> list[Finding]:
         return []
     if pace.busy_ms is None:
         return _without_device(pace, background)
-    if pace.idle is None or pace.busy_ms / pace.plain_ms >= BUSY_FRAC:
+    if pace.idle is None or pace.busy_ms / pace.plain_ms >= BUSY_FRAC or _is_idle_at_its_edges(pace):
         return []
     waits = _synchronization(pace, background)
     if waits is not None:
         return [waits]
     return [_host_work(pace, background, _busy(pace)) or _undecided(pace)]
+
+
+def _is_idle_at_its_edges(pace: Pace) -> bool:
+    """Whether a stage alone waits only for its first launch and at its end, which in the pipeline overlaps other "
+    "work."""
+    assert pace.idle is not None
+    inside_us = pace.idle.window_us - pace.idle.edge_us
+    return pace.stage is not None and pace.idle.busy_us >= BUSY_FRAC * inside_us
 
 
 def _busy(pace: Pace) -> Evidence:
@@ -84,56 +97,46 @@ def _waits_text(pace: Pace) -> str:
 
 
 def _synchronization(pace: Pace, background: Background) -> Finding | None:
-    """Waits that keep the host from being ahead: what they could win at most, against all idle time."""
-    assert pace.idle is not None
-    sites = pace.host.synchronizations
-    recoverable_us = sum(site.recoverable_us for site in sites)
-    frac = recoverable_us / max(pace.idle.idle_us, 1e-9)
-    if frac < RECOVERABLE_FRAC:
+    """Waits that keep the host from being ahead: what a run without them would win, as the model says."""
+    model = pace.waits
+    if model is None or not model.sites or pace.busy_ms is None or not pace.plain_ms:
         return None
-    by_place: dict[tuple[str, str, str | None], list[float]] = {}
-    for site in sites:
-        entry = by_place.setdefault((site.outer_operator, site.call, site.region_id), [0, 0.0, 0.0])
-        for index, value in enumerate((site.count, site.recoverable_us, site.total_us)):
-            entry[index] += value
-    (operator, call, region), (count, most_us, waited_us) = max(by_place.items(), key=lambda item: item[1][1])
-    place = "outside every module" if region is None else f"in {region.partition(':')[2]}"
+    idle_us = (pace.plain_ms - pace.busy_ms) * _US_PER_MS
+    frac, of_run = model.win_us / max(idle_us, 1e-9), model.win_us / model.plain_us
+    if frac < RECOVERABLE_FRAC or of_run < LEAST_WIN_FRAC:
+        return None
+    site, source = model.sites[0], where(pace.rung, "waits")
+    place = "outside every module" if site.region_id is None else f"in {site.region_id.partition(':')[2]}"
     return Finding(
         kind="host_bound_synchronization",
         rung=pace.rung,
         stage=pace.stage,
         claim=(
-            f"{_waits_text(pace)}: up to {frac:.0%} of its idle time follows waits of the host, first of all "
-            f"`{operator}` "
-            f"{place} ({call}, {count:g} a {pace.what}), after which the host has nothing launched ahead."
+            f"{_waits_text(pace)}. Waits of the host keep it from being ahead: without them a {pace.what} would take "
+            "about "
+            f"{of_run:.0%} less. The longest: `{site.outer_operator}` {place} ({site.call}, {site.count} a "
+            f"{pace.what})."
         ),
         evidence=[
+            Evidence(metric="win_us / plain_us", value=of_run, unit=f"of a plain {pace.what}", source=source),
             Evidence(
-                metric="recoverable_us / idle_us",
-                value=frac,
-                unit="of the device's idle time",
-                source=where(pace.rung, "host.synchronizations"),
-            ),
-            Evidence(
-                metric=f"{operator} recoverable_us",
-                value=most_us,
-                unit=f"us a {pace.what}",
-                source=where(pace.rung, "host.synchronizations"),
-            ),
-            Evidence(
-                metric=f"{operator} total_us",
-                value=waited_us,
+                metric=f"{site.outer_operator} wait_us",
+                value=site.wait_us,
                 unit=f"us waited a {pace.what}",
-                source=where(pace.rung, "host.synchronizations"),
+                source=source,
             ),
+            Evidence(metric="host_scale", value=model.host_scale, unit="plain / profiled host time", source=source),
             _busy(pace),
         ],
-        uncertainty="an upper bound, from profiled runs, in which the host is slower and idle time longer",
-        refuted_by="the same idle time in runs without that wait",
+        uncertainty=(
+            "a model: the profiled run with its host sped up until it takes as long as a plain one; what the waiting "
+            "operators cost themselves is not in it"
+        ),
+        refuted_by="the same duration in runs without that wait",
         next_experiment=(
-            f"Take the wait out of `{operator}` {place}: keep the value on the device, make it once before the loop, "
-            "or "
-            "read it after; then run again and compare."
+            f"Take the wait out of `{site.outer_operator}` {place}: keep the value on the device, make it once "
+            "before the "
+            "loop, or read it after; then run again and compare."
         ),
         next_command=background.command("run"),
     )

@@ -101,8 +101,9 @@ def _pace_of_call(result: KernelsResult, background: Background) -> list[Finding
         idle=result.idle,
         busy_ms=result.device_busy_ms,
         plain_ms=result.unprofiled_ms,
+        waits=result.waits,
     )
     return [
         *pace_findings(pace, background),
-        *transfer_findings(pace, result.timeline, result.repeats, result.copies, background),
+        *transfer_findings(pace, result.copies, background),
     ]

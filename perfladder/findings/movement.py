@@ -19,29 +19,23 @@ _BETWEEN: Final = ("HtoD", "DtoH")
 _US_PER_MS: Final = 1e3
 
 
-def transfer_findings(
-    pace: Pace, timeline: Timeline | None, num_runs: int, sites: Sequence[CopySite], background: Background
-) -> list[Finding]:
+def transfer_findings(pace: Pace, sites: Sequence[CopySite], background: Background) -> list[Finding]:
     """Copies between host and device that take a large part of a plain run.
 
     Args:
         pace: Of what.
-        timeline: Of all its profiled runs together.
-        num_runs: How many these are.
-        sites: Copies of one run by call site, where they are known.
+        sites: Its copies by call site.
         background: The work.
     """
-    if timeline is None or not pace.plain_ms:
+    between = [site for site in sites if site.kind in _BETWEEN]
+    if not pace.plain_ms or not between:
         return []
-    rows = [row for row in timeline.copies if row.kind in _BETWEEN]
-    total_us = sum(row.total_us for row in rows) / num_runs
+    total_us = sum(site.total_us for site in between)
     frac = total_us / _US_PER_MS / pace.plain_ms
     if frac < TRANSFER_FRAC:
         return []
-    top = max(rows, key=lambda row: row.total_us)
+    top = max(between, key=lambda site: site.total_us)
     direction = "to the device" if top.kind == "HtoD" else "to the host"
-    own = max((site for site in sites if site.kind == top.kind), key=lambda site: site.total_us, default=None)
-    place = "" if own is None else _place(own)
     speed = f" at {top.bandwidth_gb_per_s:.3g} GB/s" if top.bandwidth_gb_per_s is not None else ""
     return [
         Finding(
@@ -50,20 +44,20 @@ def transfer_findings(
             stage=pace.stage,
             claim=(
                 f"Copies between host and device take {total_us / _US_PER_MS:.3g} ms of a {pace.what} of "
-                f"{pace.plain_ms:.3g} ms, most of it {direction}{speed}{place}."
+                f"{pace.plain_ms:.3g} ms, most of it {direction}{speed} by {_place(top)}."
             ),
             evidence=[
                 Evidence(
                     metric="copies total_us / unprofiled_ms",
                     value=frac,
                     unit=f"of a plain {pace.what}",
-                    source=where(pace.rung, "timeline.copies"),
+                    source=where(pace.rung, "copies"),
                 ),
                 Evidence(
                     metric=f"{top.kind} count",
-                    value=top.count / num_runs,
+                    value=top.count,
                     unit=f"a {pace.what}",
-                    source=where(pace.rung, "timeline.copies"),
+                    source=where(pace.rung, "copies"),
                 ),
             ],
             uncertainty="time of the copies on the device; what of it kernels hide is not taken off",
@@ -80,7 +74,7 @@ def transfer_findings(
 def _place(site: CopySite) -> str:
     region = "outside every module" if site.region_id is None else f"in {site.region_id.partition(':')[2]}"
     memory = f", {site.host_memory} memory" if site.host_memory else ""
-    return f" by `{site.outer_operator or 'no operator'}` {region}{memory}"
+    return f"`{site.outer_operator or 'no operator'}` {region}{memory}"
 
 
 def communication_findings(

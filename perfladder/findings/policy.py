@@ -87,7 +87,7 @@ POLICY: Final = (
         ("regions", "kernels"),
         f"The device works for less than {BUSY_FRAC:.0%} of a plain run or call, and {RECOVERABLE_FRAC:.0%} or more "
         "of its "
-        "idle time follows waits of the host, counted at most as long as the wait itself.",
+        "idle time would go without the host's waits.",
     ),
     PolicyRow(
         "host_bound_dispatch",

@@ -81,9 +81,10 @@ def _pace_of_run(result: RegionsResult, background: Background) -> list[Finding]
         idle=middle.device,
         busy_ms=result.device_busy_ms,
         plain_ms=result.unprofiled_ms,
+        waits=result.waits,
     )
     return [
         *pace_findings(pace, background),
-        *transfer_findings(pace, result.timeline, len(result.runs), (), background),
+        *transfer_findings(pace, result.copies, background),
         *communication_findings(pace, result.timeline, len(result.runs), background),
     ]

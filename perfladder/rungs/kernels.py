@@ -37,6 +37,7 @@ from perfladder.trace.regions import middle_run, report_regions
 from perfladder.trace.residual import HostSplit, IdleSplit, SyncSite
 from perfladder.trace.roofline import RooflineRow
 from perfladder.trace.timeline import Timeline, report_timeline
+from perfladder.trace.waits import WaitModel, model_run_waits
 from perfladder.trace.work import OperatorCall
 
 if TYPE_CHECKING:
@@ -110,6 +111,7 @@ class KernelsResult(RungResult):
         default=None, description="What the host's time is made of, in the middle one of the profiled replays."
     )
     idle: IdleSplit | None = Field(default=None, description="Busy and idle time of the device, in the same replay.")
+    waits: WaitModel | None = Field(default=None, description="What the host's waits cost in a plain call.")
     roofline: list[RooflineRow] = Field(default=[], description="Achieved against the peaks, by operator and region.")
     peaks: Peaks | None = None
     flops: int | None = Field(default=None, description="Of the whole call, by formulas on shapes.")
@@ -214,6 +216,7 @@ def measure(loaded: LoadedTarget, request: KernelsRequest) -> KernelsResult:
         bound=evidence.bound,
         host=middle.host,
         idle=middle.device,
+        waits=model_run_waits(trace, attribution, report.runs, request.unprofiled_ms),
         roofline=evidence.roofline[:_MAX_ROWS],
         peaks=peaks,
         flops=sum(done.flops for done in counted) if counted else None,

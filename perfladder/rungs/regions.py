@@ -15,10 +15,13 @@ from perfladder.rungs.base import RungContext, RungResult
 from perfladder.rungs.stages import StagesResult
 from perfladder.target import LoadedTarget
 from perfladder.timing.ranks import merge_warnings
+from perfladder.trace.copies import CopySite, list_copies
+from perfladder.trace.kernels import list_kernels
 from perfladder.trace.operators import OperatorRow
 from perfladder.trace.regions import RegionNode, RegionReport, RunAttribution
 from perfladder.trace.residual import HostSplit
 from perfladder.trace.timeline import Timeline
+from perfladder.trace.waits import WaitModel, model_run_waits
 
 _MAX_PLAIN_BYTES = 32 << 20
 _MAX_WINDOW_S = 60.0
@@ -88,6 +91,10 @@ class RegionsResult(RungResult):
     region_tree: list[RegionNode] = Field(default_factory=list)
     key_averages: dict[str, list[OperatorRow]] = Field(default_factory=dict)
     timeline: Timeline | None = None
+    copies: list[CopySite] = Field(default=[], description="Of a run, by kind and call site.")
+    waits: WaitModel | None = Field(
+        default=None, description="What the host's waits cost in a plain run; None where that cannot be modelled."
+    )
     num_events: int = 0
     analysis_s: float | None = None
     ranks: list[RankRegions] = Field(
@@ -136,6 +143,7 @@ def measure(loaded: LoadedTarget, request: RegionsRequest) -> RegionsResult:
     """
     # These bring torch, which the ladder's own process does without.
     from perfladder.profiling.discover import find_sites
+    from perfladder.profiling.kernel_evidence import per_call
     from perfladder.profiling.prebound import prebound_warnings
     from perfladder.profiling.window import Call, profile_runs
 
@@ -152,6 +160,7 @@ def measure(loaded: LoadedTarget, request: RegionsRequest) -> RegionsResult:
     )
     report = profiled.report
     types = {region_id: part.module_type for region_id, part in sites.owner.items()}
+    trace, attribution = profiled.trace, profiled.attribution
     profiled_ms = _median([run.wall_time_us for run in report.runs]) / _US_PER_MS
     key_averages = profiled.key_averages()
     result = RegionsResult(
@@ -166,6 +175,12 @@ def measure(loaded: LoadedTarget, request: RegionsRequest) -> RegionsResult:
         region_tree=list(report.region_tree),
         key_averages=key_averages,
         timeline=profiled.timeline,
+        copies=[
+            per_call(site, len(report.runs)) for site in list_copies(list_kernels(trace, attribution, only_runs=True))
+        ]
+        if trace.has_device_work
+        else [],
+        waits=model_run_waits(trace, attribution, report.runs, request.unprofiled_ms),
         num_events=profiled.trace.num_events,
         analysis_s=profiled.analysis_s,
         artifacts={"trace": compress_large(path).name},

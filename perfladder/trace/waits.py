@@ -7,6 +7,7 @@ the factor so that the modelled run takes as long as a plain one. Then it leaves
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,10 +17,12 @@ import numpy.typing as npt
 from perfladder.trace.attribution import Attribution
 from perfladder.trace.intervals import unite
 from perfladder.trace.model import IntArray, Trace
+from perfladder.trace.regions import RunAttribution, middle_run
 from perfladder.trace.residual import HostParts, Part
 from perfladder.trace.rows import Row
 
 _US: Final = 1e-3
+_US_PER_MS: Final = 1e3
 _STEPS: Final = 60
 _MAX_SCALE: Final = 4.0
 _SERIAL: Final = 1.05
@@ -146,6 +149,16 @@ def model_waits(
     end = float(own(forest.end_ns[span : span + 1])[0])
     modelled = _Run(launch[first], trace.duration_ns[event][first].astype(float), own(forest.start_ns[waits]), end)
     return _fitted(modelled, parts, waits, plain_us)
+
+
+def model_run_waits(
+    trace: Trace, attribution: Attribution, runs: Sequence[RunAttribution], plain_ms: float | None
+) -> WaitModel | None:
+    """The model of the run of median duration; None without a plain duration too."""
+    if not plain_ms or not trace.has_device_work:
+        return None
+    place = runs.index(middle_run(runs))
+    return model_waits(trace, attribution, HostParts(trace, attribution), place, plain_ms * _US_PER_MS)
 
 
 def _fitted(run: _Run, parts: HostParts, waits: IntArray, plain_us: float) -> WaitModel:
