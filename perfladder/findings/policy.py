@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from perfladder.findings.finding import Finding, Kind
-from perfladder.findings.host_bound import BUSY_FRAC, MAIN_PART, OWN_WORK_FRAC, RECOVERABLE_FRAC
+from perfladder.findings.host_bound import BUSY_FRAC, GLUE_US, MAIN_PART, OWN_WORK_FRAC, RECOVERABLE_FRAC
 from perfladder.findings.movement import COMMUNICATION_FRAC, TRANSFER_FRAC
 from perfladder.findings.setup import DEVICE_FULL_FRAC, HOST_FULL_FRAC, WIDE_SHARE
 
@@ -85,22 +85,21 @@ POLICY: Final = (
     PolicyRow(
         "host_bound_synchronization",
         ("regions", "kernels"),
-        f"The device works for less than {BUSY_FRAC:.0%} of a plain run or call, and {RECOVERABLE_FRAC:.0%} or more "
-        "of its "
-        "idle time would go without the host's waits.",
+        f"The device works for less than {BUSY_FRAC:.0%} of a plain run or call, and without the host's waits "
+        f"{RECOVERABLE_FRAC:.0%} or more of its idle time would go.",
     ),
     PolicyRow(
         "host_bound_dispatch",
         ("regions", "kernels"),
-        f"The device works for less than {BUSY_FRAC:.0%} of a plain run or call, waits are no cause, and "
-        f"{MAIN_PART:.0%} or "
-        "more of the host's own work is operator dispatch and launches. On a CPU: operators' own work is below "
-        f"{OWN_WORK_FRAC:.0%} of a plain run, and dispatch is more than Python.",
+        f"The device works for less than {BUSY_FRAC:.0%} of a plain run or call, waits are no cause, and Python is less "
+        f"than {MAIN_PART:.0%} of the host's own work, or less than {GLUE_US:.0f} us for each operator. On a CPU: "
+        f"operators' own work is below {OWN_WORK_FRAC:.0%} of a plain run.",
     ),
     PolicyRow(
         "host_bound_python",
         ("regions", "kernels"),
-        "The same, with Python (or waiting that the profiler does not see) instead of dispatch.",
+        f"The same, and Python (or waiting that the profiler does not see) is {MAIN_PART:.0%} of the host's own work or "
+        f"more, and {GLUE_US:.0f} us for each operator or more.",
     ),
     PolicyRow(
         "device_mostly_idle",

@@ -6,6 +6,7 @@ import gzip
 import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from pydantic import Field
@@ -22,6 +23,9 @@ from perfladder.trace.regions import RegionNode, RegionReport, RunAttribution
 from perfladder.trace.residual import HostSplit
 from perfladder.trace.timeline import Timeline
 from perfladder.trace.waits import WaitModel, model_run_waits
+
+if TYPE_CHECKING:
+    from perfladder.profiling.window import ProfiledRuns
 
 _MAX_PLAIN_BYTES = 32 << 20
 _MAX_WINDOW_S = 60.0
@@ -143,7 +147,6 @@ def measure(loaded: LoadedTarget, request: RegionsRequest) -> RegionsResult:
     """
     # These bring torch, which the ladder's own process does without.
     from perfladder.profiling.discover import find_sites
-    from perfladder.profiling.kernel_evidence import per_call
     from perfladder.profiling.prebound import prebound_warnings
     from perfladder.profiling.window import Call, profile_runs
 
@@ -175,11 +178,7 @@ def measure(loaded: LoadedTarget, request: RegionsRequest) -> RegionsResult:
         region_tree=list(report.region_tree),
         key_averages=key_averages,
         timeline=profiled.timeline,
-        copies=[
-            per_call(site, len(report.runs)) for site in list_copies(list_kernels(trace, attribution, only_runs=True))
-        ]
-        if trace.has_device_work
-        else [],
+        copies=_copies(profiled),
         waits=model_run_waits(trace, attribution, report.runs, request.unprofiled_ms),
         num_events=profiled.trace.num_events,
         analysis_s=profiled.analysis_s,
@@ -190,6 +189,15 @@ def measure(loaded: LoadedTarget, request: RegionsRequest) -> RegionsResult:
         return result
     own = _own_rank(loaded.place.rank, result, is_shown=loaded.place.rank == request.shown_rank)
     return result.model_copy(update={"ranks": [own]})
+
+
+def _copies(profiled: ProfiledRuns) -> list[CopySite]:
+    from perfladder.profiling.kernel_evidence import per_call
+
+    if not profiled.trace.has_device_work:
+        return []
+    table = list_kernels(profiled.trace, profiled.attribution, only_runs=True)
+    return [per_call(site, len(profiled.report.runs)) for site in list_copies(table)]
 
 
 def _own_rank(rank: int, result: RegionsResult, *, is_shown: bool) -> RankRegions:
