@@ -91,15 +91,15 @@ POLICY: Final = (
     PolicyRow(
         "host_bound_dispatch",
         ("regions", "kernels"),
-        f"The device works for less than {BUSY_FRAC:.0%} of a plain run or call, waits are no cause, and Python is less "
-        f"than {MAIN_PART:.0%} of the host's own work, or less than {GLUE_US:.0f} us for each operator. On a CPU: "
+        f"The device works for less than {BUSY_FRAC:.0%} of a plain run or call, waits are no cause, and Python is "
+        f"less than {MAIN_PART:.0%} of the host's own work, or less than {GLUE_US:.0f} us for each operator. On a CPU: "
         f"operators' own work is below {OWN_WORK_FRAC:.0%} of a plain run.",
     ),
     PolicyRow(
         "host_bound_python",
         ("regions", "kernels"),
-        f"The same, and Python (or waiting that the profiler does not see) is {MAIN_PART:.0%} of the host's own work or "
-        f"more, and {GLUE_US:.0f} us for each operator or more.",
+        f"The same, and Python (or waiting that the profiler does not see) is {MAIN_PART:.0%} of the host's own work "
+        f"or more, and {GLUE_US:.0f} us for each operator or more.",
     ),
     PolicyRow(
         "device_mostly_idle",
