@@ -63,8 +63,11 @@ def pace_findings(pace: Pace, background: Background) -> list[Finding]:
         return []
     if pace.busy_ms is None:
         return _without_device(pace, background)
-    if pace.idle is None or pace.busy_ms / pace.plain_ms >= BUSY_FRAC or _is_idle_at_its_edges(pace):
+    if pace.idle is None or pace.busy_ms / pace.plain_ms >= BUSY_FRAC:
         return []
+    if _is_idle_at_its_edges(pace):
+        # A stage alone waits for its first launch and for its end; in the pipeline these overlap other work.
+        return [_at_edges(pace)] if pace.stage is None else []
     waits = _synchronization(pace, background)
     if waits is not None:
         return [waits]
@@ -72,11 +75,12 @@ def pace_findings(pace: Pace, background: Background) -> list[Finding]:
 
 
 def _is_idle_at_its_edges(pace: Pace) -> bool:
-    """Whether a stage alone waits only for its first launch and at its end, which in the pipeline overlaps other "
-    "work."""
+    """Whether what the device idles in a plain one is no more than it does before its first and after its last work."""
     assert pace.idle is not None
-    inside_us = pace.idle.window_us - pace.idle.edge_us
-    return pace.stage is not None and pace.idle.busy_us >= BUSY_FRAC * inside_us
+    assert pace.busy_ms is not None
+    assert pace.plain_ms
+    inside_us = (pace.plain_ms - pace.busy_ms) * _US_PER_MS - pace.idle.edge_us
+    return inside_us < (1 - BUSY_FRAC) * pace.plain_ms * _US_PER_MS
 
 
 def _busy(pace: Pace) -> Evidence:
@@ -235,6 +239,25 @@ def _refutation(pace: Pace) -> str:
     if pace.busy_ms is None:
         return f"a plain {pace.what} that takes much longer with larger tensors"
     return f"a plain {pace.what} in which kernels follow each other without gaps"
+
+
+def _at_edges(pace: Pace) -> Finding:
+    assert pace.idle is not None
+    edge = Evidence(metric="edge_us", value=pace.idle.edge_us, unit="us", source=where(pace.rung, "idle"))
+    return Finding(
+        kind="device_mostly_idle",
+        rung=pace.rung,
+        stage=pace.stage,
+        claim=(
+            f"{_waits_text(pace)}; it idles before its first and after its last work, and hardly in between: a "
+            f"{pace.what} "
+            "is too short for it."
+        ),
+        evidence=[_busy(pace), edge],
+        uncertainty="the edges are of a profiled run, in which they are longer",
+        refuted_by=f"a plain {pace.what} with more work in which the device idles as large a part",
+        next_experiment="Give it more work at a time (a larger batch, more requests), and compare throughput.",
+    )
 
 
 def _undecided(pace: Pace) -> Finding:

@@ -103,7 +103,4 @@ def _pace_of_call(result: KernelsResult, background: Background) -> list[Finding
         plain_ms=result.unprofiled_ms,
         waits=result.waits,
     )
-    return [
-        *pace_findings(pace, background),
-        *transfer_findings(pace, result.copies, background),
-    ]
+    return transfer_findings(pace, result.copies, background) or pace_findings(pace, background)

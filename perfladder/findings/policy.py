@@ -104,10 +104,12 @@ POLICY: Final = (
     PolicyRow(
         "device_mostly_idle",
         ("regions", "kernels"),
-        f"The device works for less than {BUSY_FRAC:.0%} of a plain run or call, and none of the three above "
-        "explains it.",
+        f"The device works for less than {BUSY_FRAC:.0%} of a plain run or call, and none of the three above explains "
+        "it; or a run is so short that the device idles mostly before its first and after its last work.",
     ),
-    PolicyRow("outside_regions", ("regions",), "More than 20 % of the host time is outside every module."),
+    PolicyRow(
+        "outside_regions", ("regions",), "More than 20 % of the host time is outside every module, waits left out."
+    ),
     PolicyRow(
         "wider_dtype",
         ("stages",),

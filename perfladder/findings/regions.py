@@ -17,24 +17,24 @@ def regions_findings(result: RegionsResult, background: Background) -> list[Find
     """Where the run's time is outside modules, who sets its pace, and how much the profiler changed."""
     found = []
     residual, ratio = result.residual, result.profiled_ratio
-    if residual is not None and residual.cpu_share > _CLEAR_SHARE:
+    share = _own_share(result)
+    if residual is not None and share > _CLEAR_SHARE:
         parts = {
             "Python or waiting": residual.host.python_us,
             "operator dispatch": residual.host.operator_dispatch_us,
             "operators' own work": residual.host.operator_compute_us,
             "kernel launch": residual.host.kernel_launch_us,
-            "synchronization": residual.host.synchronization_us,
         }
         largest = max(parts, key=lambda name: parts[name])
         found.append(
             Finding(
                 kind="outside_regions",
                 rung="regions",
-                claim=f"{residual.cpu_share:.0%} of the host time is outside every module; most of it is {largest}.",
+                claim=f"{share:.0%} of the host time is outside every module; most of it is {largest}.",
                 evidence=[
                     Evidence(
-                        metric="residual.cpu_share",
-                        value=residual.cpu_share,
+                        metric="residual.cpu_share without waits",
+                        value=share,
                         unit="of host time",
                         source=where("regions", "residual"),
                     ),
@@ -70,6 +70,14 @@ def regions_findings(result: RegionsResult, background: Background) -> list[Find
     return found
 
 
+def _own_share(result: RegionsResult) -> float:
+    """Part of the host time outside every region in which it does not wait for the device."""
+    residual = result.residual
+    if residual is None or not residual.host.total_us:
+        return 0.0
+    return residual.cpu_share * (1 - residual.host.synchronization_us / residual.host.total_us)
+
+
 def _pace_of_run(result: RegionsResult, background: Background) -> list[Finding]:
     if not result.runs:
         return []
@@ -83,8 +91,9 @@ def _pace_of_run(result: RegionsResult, background: Background) -> list[Finding]
         plain_ms=result.unprofiled_ms,
         waits=result.waits,
     )
+    # A host that waits for copies is no further cause.
+    copies = transfer_findings(pace, result.copies, background)
     return [
-        *pace_findings(pace, background),
-        *transfer_findings(pace, result.copies, background),
+        *(copies or pace_findings(pace, background)),
         *communication_findings(pace, result.timeline, len(result.runs), background),
     ]
