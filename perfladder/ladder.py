@@ -23,6 +23,7 @@ from perfladder.rank_session import RankSession, open_session
 from perfladder.rundir import RunDirectory, RunStatus, read_model
 from perfladder.rungs.base import Launch, RungContext, RungResult
 from perfladder.rungs.capture import CaptureResult
+from perfladder.rungs.cost import Ask, CostEstimate, why_skipped
 from perfladder.session import Request, Result, Session
 from perfladder.target import LoadedInfo, LoadRequest, PreloadRequest, load, preload
 from perfladder.text import near_names
@@ -179,6 +180,8 @@ class Climb:
         until: The last rung to climb, by name.
         tell: Shows one line of progress.
         environment: Environment variables of the children; by default this process's.
+        ask: Asks the user at a terminal whether to climb a rung that is over budget; None: it is skipped.
+        step: Whether to ask before every rung but the first.
     """
 
     def __init__(
@@ -190,11 +193,14 @@ class Climb:
         until: str = RUNGS[-1].name,
         tell: Tell = lambda _: None,
         environment: dict[str, str] | None = None,
+        ask: Ask | None = None,
+        step: bool = False,
     ) -> None:
         last = RUNGS.index(rung_named(until))
         self.rungs = RUNGS[: last + 1]
         self.file = file
         self.tell = tell
+        self._ask, self._step = ask, step
         self.results: dict[str, RungResult] = {}
         self.findings: list[Finding] = []
         self.run = RunDirectory.create(runs_dir, file.workload, source=source, base_dir=file.base_dir)
@@ -275,16 +281,22 @@ class Climb:
         """Climb one rung: write its result, then derive the findings. A failure costs this rung only."""
         folder = self.run.rung_folder(rung.number, rung.name)
         started_at, start = _now(), time.perf_counter()
-        skip = rungs_to_skip(self.findings).get(rung.name)
-        self.tell(f"{rung.name} (rung {rung.number}): {rung.question if skip is None else 'skipped. ' + skip}")
+        context = self._context(folder)
+        skip, estimate = rungs_to_skip(self.findings).get(rung.name), None
+        if skip is None:
+            estimate = rung.module.estimate(context)
+            skip = self._why_not_for_its_cost(rung, estimate)
+        what = f"{rung.question} {estimate}" if skip is None else f"skipped. {skip}"
+        self.tell(f"{rung.name} (rung {rung.number}): {what}")
         result = (
-            self._attempt(rung, folder)
+            self._attempt(rung, context)
             if skip is None
             else rung.result_type(rung=rung.name, status="skipped", reason=skip)
         )
         result = result.model_copy(
             update={
                 "started_at": started_at,
+                "estimate": estimate,
                 "duration_s": round(time.perf_counter() - start, 3),
                 "perfladder_version": self.run.record.perfladder_version,
                 "device": self.info.device,
@@ -324,13 +336,20 @@ class Climb:
             findings=self.findings,
         )
 
-    def _attempt(self, rung: Rung, folder: Path) -> RungResult:
-        if self.workload.nproc > 1 and not rung.runs_on_ranks:
-            reason = _NOT_ON_RANKS.format(nproc=self.workload.nproc)
-            return rung.result_type(rung=rung.name, status="not_applicable", reason=reason)
+    def _why_not_for_its_cost(self, rung: Rung, estimate: CostEstimate) -> str | None:
+        return why_skipped(
+            estimate,
+            self.workload.budget,
+            name=rung.name,
+            question=rung.question,
+            ask=self._ask,
+            asks_always=self._step and rung is not RUNGS[0],
+        )
+
+    def _context(self, folder: Path) -> RungContext:
         captured = self.results.get("capture")
         self._replay.only = captured.stage if isinstance(captured, CaptureResult) else None
-        context = RungContext(
+        return RungContext(
             file=self.file,
             info=self.info,
             broad=self._broad,
@@ -341,6 +360,11 @@ class Climb:
             cache_folder=cache_folder(self._environment),
             open_fresh=self._open_fresh,
         )
+
+    def _attempt(self, rung: Rung, context: RungContext) -> RungResult:
+        if self.workload.nproc > 1 and not rung.runs_on_ranks:
+            reason = _NOT_ON_RANKS.format(nproc=self.workload.nproc)
+            return rung.result_type(rung=rung.name, status="not_applicable", reason=reason)
         try:
             result: RungResult = rung.module.run(context)
             return result
@@ -375,6 +399,8 @@ def climb(
     until: str = RUNGS[-1].name,
     tell: Tell = lambda _: None,
     source: str | None = None,
+    ask: Ask | None = None,
+    step: bool = False,
 ) -> ClimbOutcome:
     """Climb the ladder with no server: the result is the run directory.
 
@@ -384,6 +410,8 @@ def climb(
         until: The last rung to climb.
         tell: Shows one line of progress.
         source: What to call the workload's origin in the record; by default the file or the workload's name.
+        ask: Asks the user at a terminal about a rung over budget; None: it is skipped.
+        step: Whether to ask before every rung but the first.
 
     Raises:
         PerfladderError: The workload or the target is wrong, so that nothing could be measured.
@@ -396,7 +424,15 @@ def climb(
         file = workload
     else:
         file, source = load_workload(workload), source or str(workload)
-    with Climb(file, source=source or file.workload.name, runs_dir=Path(runs_dir), until=until, tell=tell) as ladder:
+    with Climb(
+        file,
+        source=source or file.workload.name,
+        runs_dir=Path(runs_dir),
+        until=until,
+        tell=tell,
+        ask=ask,
+        step=step,
+    ) as ladder:
         ladder.wait_until_loaded()
         with ladder.holding_device():
             for rung in ladder.rungs_to_climb():

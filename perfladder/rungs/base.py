@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol, TypeVar
 
+from pydantic import Field
+
 from perfladder.models import SCHEMA_VERSION, Model, ResultWarning
+from perfladder.rungs.cost import CostEstimate
 from perfladder.session import Caller
 from perfladder.target import LoadedInfo
 from perfladder.workload import Fingerprints, Workload, WorkloadFile
@@ -30,6 +33,7 @@ class RungResult(Model):
     device: str | None = None
     environment_fingerprint: str | None = None
     fingerprints: Fingerprints | None = None
+    estimate: CostEstimate | None = Field(default=None, description="What it was thought to cost before it began.")
     warnings: list[ResultWarning] = []
     artifacts: dict[str, str] = {}
 

@@ -21,6 +21,7 @@ from perfladder.profiling.kernel_evidence import add_idle, collect_evidence
 from perfladder.profiling.warnings import ProfileWarningCode, instrumentation_warnings, trace_warnings, warn
 from perfladder.rungs.base import RungContext, RungResult
 from perfladder.rungs.capture import CaptureResult
+from perfladder.rungs.cost import CostEstimate
 from perfladder.rungs.harness import HarnessResult
 from perfladder.rungs.regions import busy_ms
 from perfladder.rungs.stages import StagesResult
@@ -49,6 +50,10 @@ TRACE_FILE = "kernels.trace.json"
 FUNCTIONS_TRACE_FILE = "functions.trace.json"
 GRAPH_OFF_TRACE_FILE = "graph-off.trace.json"
 _MAX_ROWS = 500
+_PROFILED_RATIO = 3.0
+"""Of a profiled replay with every call marked to a plain one."""
+_ANALYSIS_S = 4.0
+"""Reading small traces, and measuring the device's peaks."""
 _BLOCK_DEPTH = 2
 _NO_OPERATOR = "(no operator)"
 _GRAPH_LAUNCH = "(CUDA graph launch)"
@@ -123,6 +128,20 @@ class KernelsResult(RungResult):
     operator_ranking: list[RankedGroup] = Field(default=[], description="The same by operator, over all regions.")
     win_model: str = MODEL
     timeline: Timeline | None = None
+
+
+def estimate(context: RungContext) -> CostEstimate:
+    """Profiled replays, and once for each device and version of torch its peaks."""
+    harness, stages = context.result(HarnessResult), context.result(StagesResult)
+    if harness is None or stages is None or not harness.calls:
+        return CostEstimate(basis="no replay to profile")
+    call_ms = harness.calls[len(harness.calls) // 2].replayed_ms.summary.p50
+    replays = 2 * KernelsRequest(folder="", trace_path="").repeats + 2
+    return CostEstimate(
+        time_s=replays * call_ms * _PROFILED_RATIO / 1000 + _ANALYSIS_S,
+        memory_bytes=stages.peak_device_reserved_bytes or stages.peak_host_rss_bytes,
+        basis=f"{replays} profiled replays, at {_PROFILED_RATIO:g} times {call_ms:.3g} ms, and measuring peaks",
+    )
 
 
 def run(context: RungContext, request: KernelsRequest | None = None) -> KernelsResult:

@@ -13,6 +13,7 @@ from pydantic import Field
 
 from perfladder.models import Model, ResultWarning
 from perfladder.rungs.base import RungContext, RungResult
+from perfladder.rungs.cost import CostEstimate
 from perfladder.rungs.stages import StagesResult
 from perfladder.target import LoadedTarget
 from perfladder.timing.ranks import merge_warnings
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
 _MAX_PLAIN_BYTES = 32 << 20
 _MAX_WINDOW_S = 60.0
 _US_PER_MS = 1e3
+_PROFILED_RATIO = 2.0
+"""Of a profiled run to a plain one: 1.3 to 1.9 on host-bound pipelines."""
+_ANALYSIS_S = 2.0
+"""Starting the profiler for the first time in a process, and reading a small trace."""
 TRACE_FILE = "regions.trace.json"
 
 
@@ -119,13 +124,30 @@ class RegionsResult(RungResult):
         )
 
 
+def estimate(context: RungContext) -> CostEstimate:
+    """Profiled runs, and reading their trace; how many events they make is not known."""
+    stages = context.result(StagesResult)
+    if stages is None:
+        return CostEstimate(basis="profiled runs of unknown duration")
+    run_ms = stages.default.wall_ms.summary.p50
+    runs = 1 + _num_runs(run_ms)
+    return CostEstimate(
+        time_s=runs * run_ms * _PROFILED_RATIO / 1000 + _ANALYSIS_S,
+        basis=f"{runs} profiled runs, at {_PROFILED_RATIO:g} times {run_ms:.3g} ms, and reading the trace",
+    )
+
+
+def _num_runs(run_ms: float | None) -> int:
+    return 3 if run_ms is None else max(1, min(3, int(_MAX_WINDOW_S * 1000 / max(run_ms, 1e-3))))
+
+
 def run(context: RungContext, request: RegionsRequest | None = None) -> RegionsResult:
     """Profile one window in the broad session; nothing is timed in that process after it."""
     stages = context.result(StagesResult)
     unprofiled_ms = stages.default.wall_ms.summary.p50 if stages else None
     request = request or RegionsRequest(
         trace_path=str(context.folder / TRACE_FILE),
-        runs=3 if unprofiled_ms is None else max(1, min(3, int(_MAX_WINDOW_S * 1000 / max(unprofiled_ms, 1e-3)))),
+        runs=_num_runs(unprofiled_ms),
         unprofiled_ms=unprofiled_ms,
         shown_rank=stages.ranks.slowest_rank if stages and stages.ranks else 0,
     )
