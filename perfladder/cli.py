@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from perfladder.errors import InputError, NotPossibleHereError, PerfladderError
-from perfladder.progress_display import show_bar, show_lines
+from perfladder.progress_display import Lines, show_bar, show_lines
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -129,10 +129,20 @@ def run(
     plain: Plain = False,
     until: Until = "kernels",
     tracking_uri: TrackingUri = None,
+    step: Annotated[bool, typer.Option("--step", help="Ask before every rung but the first.")] = False,
     changes: Set = None,
 ) -> None:
     """Climb the ladder on a workload: stage timing, regions, isolated replay, kernels."""
-    _run(workload, as_json=as_json, out=out, plain=plain, until=until, tracking_uri=tracking_uri, changes=changes or [])
+    _run(
+        workload,
+        as_json=as_json,
+        out=out,
+        plain=plain,
+        until=until,
+        tracking_uri=tracking_uri,
+        changes=changes or [],
+        step=step,
+    )
 
 
 @app.command()
@@ -198,7 +208,7 @@ def capture(
     changes: Set = None,
 ) -> None:
     """Save what one stage receives and returns in real calls: your prompts and pictures too, unless you --redact."""
-    with _errors(as_json), show_lines() as tell:
+    with _errors(as_json), show_lines() as (tell, _):
         from perfladder.capturing.api import capture_request, capture_workload
         from perfladder.report import render_capture
 
@@ -234,7 +244,7 @@ def replay(
     changes: Set = None,
 ) -> None:
     """Replay a capture on its stage alone, in a fresh process, and judge whether it stands for the pipeline's calls."""
-    with _errors(as_json), show_lines() as tell:
+    with _errors(as_json), show_lines() as (tell, _):
         from perfladder.capturing.api import StageBenchHarness
         from perfladder.report import render_replay
 
@@ -254,7 +264,7 @@ def inspect(
     changes: Set = None,
 ) -> None:
     """List the topmost modules that run, with their time: which are worth tuning?"""
-    with _errors(as_json), show_lines() as tell:
+    with _errors(as_json), show_lines() as (tell, _):
         from perfladder.measure_alone import measure_alone
         from perfladder.report import render_inspection
         from perfladder.tuning.inspect_workload import InspectRequest, measure
@@ -371,22 +381,32 @@ def doctor(as_json: Json = False) -> None:
 
 
 def _run(
-    source: str, *, as_json: bool, out: Path, plain: bool, until: str, tracking_uri: str | None, changes: list[str]
+    source: str,
+    *,
+    as_json: bool,
+    out: Path,
+    plain: bool,
+    until: str,
+    tracking_uri: str | None,
+    changes: list[str],
+    step: bool = False,
 ) -> None:
-    with _errors(as_json), show_lines() as tell:
+    with _errors(as_json), show_lines() as lines:
+        if step and lines.ask is None:
+            raise InputError("--step asks at a terminal before each rung, and there is none. Leave it out.")
         file = _load(source, changes)
         if plain:
             from perfladder.ladder import climb
 
-            outcome = climb(file, runs_dir=out, until=until, tell=tell, source=source)
+            outcome = climb(file, runs_dir=out, until=until, tell=lines.tell, source=source, ask=lines.ask, step=step)
         else:
-            outcome = _run_flow(file, source, out, until, tracking_uri, tell)
+            outcome = _run_flow(file, source, out, until, tracking_uri, lines, step=step)
     _show_outcome(outcome, as_json)
     raise typer.Exit(outcome.exit_code)
 
 
 def _run_flow(
-    file: WorkloadFile, source: str, out: Path, until: str, tracking_uri: str | None, tell: Callable[[str], None]
+    file: WorkloadFile, source: str, out: Path, until: str, tracking_uri: str | None, lines: Lines, *, step: bool
 ) -> ClimbOutcome:
     import importlib.util
 
@@ -408,7 +428,7 @@ def _run_flow(
         until=until,
         tracking_uri=tracking_uri,
     )
-    return run_profile_pipeline(config, tell=tell)
+    return run_profile_pipeline(config, tell=lines.tell, ask=lines.ask, step=step)
 
 
 def _load(source: str, changes: list[str]) -> WorkloadFile:

@@ -29,7 +29,7 @@ from perfladder.trace.rows import Row
 from perfladder.trace.warnings import WarningCode
 from perfladder.tuning.config import TuningSettings
 from perfladder.tuning.tune_request import StrategyName
-from perfladder.workload import CompileConfig, Media, Metric, Workload, parse_workload
+from perfladder.workload import Budget, CompileConfig, Media, Metric, Workload, parse_workload
 
 ROOT = Path(__file__).parents[1]
 README, SKILL = ROOT / "README.md", ROOT / "SKILL.md"
@@ -71,7 +71,7 @@ def test_the_readmes_first_two_commands_install_and_run():
     ]
 
 
-@pytest.mark.parametrize("model", [Workload, Media, CompileConfig, Sweep])
+@pytest.mark.parametrize("model", [Workload, Media, CompileConfig, Sweep, Budget])
 def test_every_workload_field_is_documented(model):
     documented = {row[0] for row in table_rows(ROOT / "docs" / "workload.md")}
     assert set(model.model_fields) <= documented

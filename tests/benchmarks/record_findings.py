@@ -13,7 +13,8 @@ from pathlib import Path
 from perfladder.ladder import climb
 from perfladder.workload import parse_workload
 
-PLANTED = Path(__file__).parents[1] / "support" / "planted.py"
+ROOT = Path(__file__).parents[2]
+PLANTED = ROOT / "tests" / "support" / "planted.py"
 NAMES = ("waiting", "ahead", "chain", "glue", "copies", "products", "wide")
 LONG_LISTS = (
     "kernels",
@@ -54,7 +55,8 @@ def main():
             for path in (run / "environment.json", *run.glob("*/*.json")):
                 if path.name.endswith(".trace.json") or path.name == "manifest.json":
                     continue
-                (target / path.name).write_text(json.dumps(slim(json.loads(path.read_text())), separators=(",", ":")))
+                text = path.read_text().replace(str(ROOT), "")
+                (target / path.name).write_text(json.dumps(slim(json.loads(text)), separators=(",", ":")))
             print(name, outcome.status, [(finding.rung, finding.kind) for finding in outcome.findings], flush=True)
             for finding in outcome.findings:
                 print("   ", finding.claim, flush=True)

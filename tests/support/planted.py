@@ -27,7 +27,6 @@ class Denoiser:
     """A loop over a heavy module and its scheduler."""
 
     def __init__(self, device, waits):
-        self.device = device
         is_gpu = device != "cpu"
         self.unet = _stack(4096 if is_gpu else 256, 8, torch.float16 if is_gpu else torch.float32, device)
         self.scheduler = Scheduler(waits, 60)
@@ -74,15 +73,15 @@ class Pipe:
     """One module, called on an input that is there already, or on one that comes from the host each time."""
 
     def __init__(self, stage, x, device, is_copied=False):
-        self.stage, self.x, self.device, self.is_copied = stage.to(device).eval(), x, device, is_copied
+        self.stage, self.x, self._device, self._is_copied = stage.to(device).eval(), x, device, is_copied
         if not is_copied:
             self.x = x.to(device)
 
     @torch.inference_mode()
     def __call__(self):
-        x = self.x.to(self.device) if self.is_copied else self.x
+        x = self.x.to(self._device) if self._is_copied else self.x
         out = self.stage(x)
-        return out.cpu() if self.is_copied else out
+        return out.cpu() if self._is_copied else out
 
 
 class Decoding:
@@ -92,7 +91,7 @@ class Decoding:
         narrow = torch.float16 if device != "cpu" else torch.bfloat16
         width = 2048 if device != "cpu" else 256
         self.encoder, self.decoder = _stack(width, 2, narrow, device), _stack(width, 8, torch.float32, device)
-        self.x = torch.randn(512 if device != "cpu" else 64, width).to(device, narrow)
+        self.x = torch.randn(4096 if device != "cpu" else 64, width).to(device, narrow)
 
     @torch.inference_mode()
     def __call__(self):
