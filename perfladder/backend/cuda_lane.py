@@ -21,9 +21,11 @@ class Lane(Protocol):
 
     Attributes:
         device: Where memory is.
+        alignment_bytes: What addresses are multiples of.
     """
 
     device: torch.device
+    alignment_bytes: int
 
     def is_recording(self) -> bool:
         """Whether somebody records the current stream's work into a graph of theirs."""
@@ -44,6 +46,8 @@ class CudaLane:
     Work goes on torch's current stream, or beside the default one on a stream that waits for it and that it waits for,
     since libraries synchronize the device where they are given the default stream.
     """
+
+    alignment_bytes = 256  # what libraries expect, and what torch's allocator gives
 
     def __init__(self, device: torch.device) -> None:
         self.device = torch.device(device.type, torch.cuda.current_device() if device.index is None else device.index)

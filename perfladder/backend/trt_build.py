@@ -97,10 +97,10 @@ def build_plan(
                 reason = log.failure() or "the builder gives no reason"
                 raise TuningError(f"{library.title}: {explain_export_failure(RuntimeError(reason))}")
             _keep_timings(library, config, options.timing_cache, cache)
-            facts = _inspected(library, plan, folder, profiles, log)
         finally:
             with (folder / LOG_FILE).open("a", encoding="utf-8") as file:
                 file.write(log.text())
+    facts = _inspected(library, plan, folder, profiles, log)
     replace_bytes(folder / PLAN_FILE, plan)
     record = EngineRecord(
         library=library.name,
@@ -235,20 +235,22 @@ def _inspected(
 ) -> dict[str, JsonValue]:
     """Keep the list of layers, and hold the profiles that the engine has against those that were asked for."""
     description = next((text for _, text in log.lines if text.startswith(_DESCRIPTION)), "")
-    engine = library.api.Runtime(library.logger).deserialize_cuda_engine(plan)
+    facts: dict[str, JsonValue] = {}
+    with library.listening() as opening:
+        engine = library.api.Runtime(library.logger).deserialize_cuda_engine(plan)
     if engine is not None:
-        found, source = _profiles_in(library, engine), "engine"
+        found, facts["profiles_read_from"] = _profiles_in(library, engine), "engine"
         layers = engine.create_engine_inspector().get_engine_information(library.api.LayerInformationFormat.ONELINE)
     else:
-        found, source, layers = _profiles_told(description), "build log", description
-    if layers:
-        write_atomically(folder / LAYERS_FILE, layers)
+        found, facts["profiles_read_from"], layers = _profiles_told(description), "description", description
+        facts["not_opened_here"] = opening.failure() or "the runtime gives no reason"
+    write_atomically(folder / LAYERS_FILE, layers or "The library told nothing of the layers.\n")
     if not found:
-        # An engine that is not for this machine, from a builder that does not describe it.
-        return {"profiles_read_from": None}
+        # An engine that is not for this machine, from a builder that does not describe what it made.
+        return {**facts, "profiles_read_from": None}
     if reason := check_read_back(profiles, found):
         raise TuningError(f"the engine is not what was asked for: {reason}")
-    return {"profiles_read_from": source, "engine_profiles": _listed(found)}
+    return {**facts, "engine_profiles": _listed(found)}
 
 
 def _listed(found: Found) -> JsonValue:

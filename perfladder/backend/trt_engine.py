@@ -26,6 +26,14 @@ _TORCH_TYPES: Final = {
 """Source: tensorrt, members of `DataType` that tensors of torch have too and that whole bytes hold."""
 
 
+class Input(NamedTuple):
+    """One tensor that goes in; `number` is its place among the tensors of a call."""
+
+    number: int
+    name: str
+    dtype: torch.dtype
+
+
 class Output(NamedTuple):
     """One result."""
 
@@ -69,7 +77,7 @@ class Engine:
         self._num_known = len(known)
         if set(outputs) != set(record.outputs) or not set(names) - set(outputs) <= set(known):
             raise TuningError(f"the engine has the tensors {', '.join(names)}, and its record others")
-        self.inputs = [(known.index(name), name) for name in names if name in known]
+        self.inputs = [Input(known.index(name), name, self._dtype(name)) for name in names if name in known]
         self.outputs = [Output(name, self._dtype(name)) for name in record.outputs]
         self._config = self._runtime_config(is_captured)
         self.scratch = scratch(max(engine.device_memory_size_v2, 1))

@@ -17,12 +17,10 @@ from perfladder.backend.trt_build import EngineRecord
 from perfladder.backend.trt_engine import Engine
 from perfladder.backend.trt_graphs import BoundedCache, Policy
 from perfladder.backend.trt_profiles import Profile, Shapes, chosen_profile
-from perfladder.errors import TuningError
+from perfladder.errors import InputError, TuningError
 
 _logger = logging.getLogger("perfladder.tuning")
 
-_ALIGNMENT_BYTES: Final = 256
-"""What the library expects of addresses, and what torch's allocator gives."""
 _MAX_KNOWN: Final = 1024
 
 
@@ -47,13 +45,13 @@ class TensorRTRunner:
 
     def __init__(self, engine: Engine, record: EngineRecord, lane: Lane, *, max_graphs: int, policy: Policy) -> None:
         self._engine, self._lane = engine, lane
-        taken = [number for number, _ in engine.inputs]
+        taken = [one.number for one in engine.inputs]
         self._profiles = [Profile(inputs=[one.inputs[number] for number in taken]) for one in record.profiles]
         self._graphs: BoundedCache[_Replayed] = BoundedCache(max_graphs, policy)
         self._profile_by_shapes: dict[Shapes, int] = {}
         self._context: Any = engine.new_context()
         self._lent: list[Any] = []
-        self._spare = torch.empty(_ALIGNMENT_BYTES, dtype=torch.uint8, device=lane.device)
+        self._spare = torch.empty(1, dtype=torch.float64, device=lane.device)
         self._lock = threading.Lock()
         self.num_replays = self.num_captures = 0
 
@@ -69,7 +67,7 @@ class TensorRTRunner:
             InputError: The shapes are outside all profiles.
             TuningError: The engine fails.
         """
-        taken = [self._at_hand(tensors[number]) for number, _ in self._engine.inputs]
+        taken = [self._at_hand(position, tensors[one.number]) for position, one in enumerate(self._engine.inputs)]
         shapes = tuple(tuple(tensor.shape) for tensor in taken)
         with self._lock:
             profile = self._profile_of(shapes)
@@ -83,11 +81,16 @@ class TensorRTRunner:
                 return replayed(self._lane, taken)
             return self._plain(taken, shapes, profile)
 
-    def _at_hand(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _at_hand(self, position: int, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor on the device, at an address that the library takes."""
+        if tensor.dtype is not self._engine.inputs[position].dtype:
+            raise InputError(
+                f"`{self._profiles[0].inputs[position].access_path}` is {tensor.dtype}, but the engine was built for "
+                f"{self._engine.inputs[position].dtype}."
+            )
         if tensor.device != self._lane.device:
             return tensor.to(self._lane.device, non_blocking=True)
-        return tensor.clone() if tensor.data_ptr() % _ALIGNMENT_BYTES else tensor
+        return tensor.clone() if tensor.data_ptr() % self._lane.alignment_bytes else tensor
 
     def _profile_of(self, shapes: Shapes) -> int:
         if shapes not in self._profile_by_shapes:
@@ -129,10 +132,10 @@ class TensorRTRunner:
                 is_set = context.set_optimization_profile_async(profile, stream)
             if not is_set:
                 raise TuningError(f"the engine does not change to profile {profile}")
-        for (_, name), tensor, shape in zip(self._engine.inputs, taken, shapes, strict=True):
-            if not context.set_input_shape(name, shape):
-                raise TuningError(f"the engine refuses shape {list(shape)} for {name}")
-            context.set_tensor_address(name, tensor.data_ptr() or self._spare.data_ptr())
+        for one, tensor, shape in zip(self._engine.inputs, taken, shapes, strict=True):
+            if not context.set_input_shape(one.name, shape):
+                raise TuningError(f"the engine refuses shape {list(shape)} for {one.name}")
+            context.set_tensor_address(one.name, tensor.data_ptr() or self._spare.data_ptr())
         if missing := context.infer_shapes():
             raise TuningError(f"the engine cannot tell the sizes of its results without {', '.join(missing)}")
 
@@ -231,7 +234,7 @@ class _Unknown:
     def allocate(self, num_bytes: int) -> int:
         """The address of so much memory, which is never none."""
         if num_bytes > self._memory.numel() or not self._memory.numel():
-            self._memory = torch.empty(max(num_bytes, _ALIGNMENT_BYTES), dtype=torch.uint8, device=self._device)
+            self._memory = torch.empty(max(num_bytes, 1), dtype=torch.uint8, device=self._device)
         return self._memory.data_ptr()
 
     def tell_shape(self, shape: tuple[int, ...]) -> None:
