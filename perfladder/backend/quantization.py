@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import importlib
 import importlib.util
 import os
 import tempfile
+import warnings
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
+from perfladder.backend.reasons import explain_export_failure
 from perfladder.errors import TuningError
 from perfladder.models import Model, input_error
 
@@ -83,7 +86,7 @@ class ONNXAutoCastConfig(_Quantization):
     def finish(self, model: Path, request: BuildRequest, inputs: Sequence[FlatInput]) -> None:
         """Convert the file."""
         numpy = importlib.import_module("numpy")
-        with _quiet(), tempfile.TemporaryDirectory(dir=model.parent) as folder:
+        with _by_modelopt(), tempfile.TemporaryDirectory(dir=model.parent) as folder:
             for number, call in enumerate(_feeds(model, request, inputs)):
                 numpy.savez(Path(folder) / f"{number:04}.npz", **call)
             convert = importlib.import_module("modelopt.onnx.autocast").convert_to_mixed_precision
@@ -121,7 +124,7 @@ class ONNXQuantizationConfig(_Quantization):
         quantize = importlib.import_module("modelopt.onnx.quantization").quantize
         with tempfile.TemporaryDirectory(dir=model.parent) as folder:
             quantized = Path(folder) / "quantized.onnx"
-            with _quiet():
+            with _by_modelopt():
                 quantize(
                     str(model),
                     quantize_mode=self.precision,
@@ -172,7 +175,7 @@ class TorchQuantizationConfig(_Quantization):
         Raises:
             TuningError: This ModelOpt has no such scheme, or nothing was quantized.
         """
-        with _quiet():
+        with _by_modelopt():
             quantization = importlib.import_module("modelopt.torch.quantization")
         scheme = getattr(quantization, self.quantization_config, None)
         if scheme is None:
@@ -189,9 +192,10 @@ class TorchQuantizationConfig(_Quantization):
                 args, kwargs = map_tensors(sample.fresh(), lambda tensor: tensor.to(there))
                 quantized.forward(*args, **kwargs)
 
-        with _quiet(), torch.no_grad():
+        with _by_modelopt(), torch.no_grad():
             module = quantization.quantize(module, copy.deepcopy(scheme), calibrate)
-        if not any(type(part).__name__ == "TensorQuantizer" and part.is_enabled for part in module.modules()):
+        quantizer = importlib.import_module("modelopt.torch.quantization.nn").TensorQuantizer
+        if not any(isinstance(part, quantizer) and part.is_enabled for part in module.modules()):
             raise TuningError(f"{self.quantization_config} quantized nothing in this module")
         module.to(request.device).eval()
         return replace(request, module=module, forward=_Exported(module))
@@ -199,8 +203,9 @@ class TorchQuantizationConfig(_Quantization):
     def finish(self, model: Path, request: BuildRequest, inputs: Sequence[FlatInput]) -> None:
         """Make standard operators of the quantizers, and small weights."""
         exporters = importlib.import_module("modelopt.onnx.export")
-        converted = importlib.import_module("onnx").load(str(model))
-        with _quiet():
+        onnx = importlib.import_module("onnx")
+        with _by_modelopt():
+            converted = onnx.shape_inference.infer_shapes(onnx.load(str(model)))
             for name in _EXPORTERS[self.quantization_config]:
                 converted = getattr(exporters, name).process_model(converted)
         _put_in_place(converted, model)
@@ -306,16 +311,18 @@ def _missing(parts: Sequence[str]) -> str | None:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep the library's warnings and progress bars, which are of its own code, off the user's screen."""
-    import contextlib
-    import warnings
-
-    with (
-        warnings.catch_warnings(),
-        open(os.devnull, "w", encoding="utf-8") as nowhere,
-        contextlib.redirect_stdout(nowhere),
-        contextlib.redirect_stderr(nowhere),
-    ):
-        warnings.simplefilter("ignore")
-        yield
+def _by_modelopt() -> Iterator[None]:
+    """Say whose an error is, and keep the library's warnings and progress bars off the user's screen."""
+    try:
+        with (
+            warnings.catch_warnings(),
+            open(os.devnull, "w", encoding="utf-8") as nowhere,
+            contextlib.redirect_stdout(nowhere),
+            contextlib.redirect_stderr(nowhere),
+        ):
+            warnings.simplefilter("ignore")
+            yield
+    except TuningError:
+        raise
+    except Exception as error:
+        raise TuningError(f"nvidia-modelopt: {explain_export_failure(error)}") from error
