@@ -143,16 +143,22 @@ def test_every_recorded_call_calibrates(request_of, exported, how, scales):
     assert scale_of_input(exported[0]) == pytest.approx(largest / 127, rel=0.02)
 
 
-@pytest.mark.parametrize("scheme", ["INT8_DEFAULT_CFG", "INT8_SMOOTHQUANT_CFG", "FP8_DEFAULT_CFG", "INT4_AWQ_CFG"])
+@pytest.mark.parametrize("scheme", ["INT8_DEFAULT_CFG", "INT8_SMOOTHQUANT_CFG", "FP8_DEFAULT_CFG"])
 def test_the_module_is_quantized_in_a_copy(request_of, exported, scheme):
-    module, made = (Wide(), WIDE_CALLS) if scheme == "INT4_AWQ_CFG" else (Small(), calls(1.0, 2.0))
+    module = Small()
     before = {name: value.clone() for name, value in module.state_dict().items()}
-    request = request_of(module, *made, batch_sizes=(2, 3))
+    request = request_of(module, *calls(1.0, 2.0), batch_sizes=(2, 3))
     build = built(request, TorchQuantizationConfig(quantization_config=scheme))
     assert "DequantizeLinear" in kinds(exported[0])
     assert list(module.state_dict()) == list(before)
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
     assert build.details["num_profiles"] == 1
+
+
+def test_what_the_library_calibrates_and_cannot_export_fails_with_its_reason(request_of):
+    request = request_of(Small(), *calls(1.0, 2.0), batch_sizes=(2, 3))
+    with pytest.raises(TuningError, match="nvidia-modelopt: .*Expected MatMul or Gemm"):
+        built(request, TorchQuantizationConfig(quantization_config="INT4_AWQ_CFG"))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="asks for what needs a GPU")
