@@ -89,6 +89,7 @@ class Backend(ABC):
         device_types: Where it works.
         is_isolated: A first build is made in a process of its own, which may crash or hang.
         writes_code: The files of its builds are code, which is loaded from an archive only where the user trusts it.
+        libraries: Packages whose versions decide what it builds, besides torch.
         is_lossy: Its numbers differ by design, so that it needs a quality gate instead of a tolerance.
     """
 
@@ -97,6 +98,7 @@ class Backend(ABC):
     device_types: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
     is_isolated: ClassVar[bool] = True
     writes_code: ClassVar[bool] = False
+    libraries: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, config: BackendConfig | None = None, **options: Any) -> None:
         """Take a config, or its fields by name.

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
 import torch
+
+
+def on_device(device: torch.device) -> AbstractContextManager[Any]:
+    """Make a device the current one for libraries, which take that; a CPU needs nothing."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 class Graph(Protocol):
@@ -31,7 +36,10 @@ class Lane(Protocol):
         """Whether somebody records the current stream's work into a graph of theirs."""
 
     def work(self) -> AbstractContextManager[int]:
-        """Work that comes after all of the current stream so far and after the work before, and before all to come."""
+        """Work that comes after all of the current stream so far and after the work before, and before all to come.
+
+        The device is the current one, as inside `on_device`.
+        """
 
     def hold(self, tensors: Iterable[torch.Tensor]) -> None:
         """Keep memory of tensors until the work so far is done, also if they are dropped before; inside `work`."""
@@ -57,31 +65,29 @@ class CudaLane:
 
     def is_recording(self) -> bool:
         """Whether somebody records the current stream's work into a graph of theirs."""
-        with torch.cuda.device(self.device):
-            return torch.cuda.is_current_stream_capturing()
+        return torch.cuda.is_current_stream_capturing()
 
     @contextmanager
     def work(self) -> Iterator[int]:
         """Give the handle of the stream, which is torch's current one inside the block."""
-        with torch.cuda.device(self.device):
-            current = torch.cuda.current_stream()
-            if torch.cuda.is_current_stream_capturing():
-                yield current.cuda_stream  # a graph cannot wait for what is outside it
-                return
-            is_beside = current == torch.cuda.default_stream()
-            stream = self._own if is_beside else current
+        current = torch.cuda.current_stream(self.device)
+        if torch.cuda.is_current_stream_capturing():
+            yield current.cuda_stream  # a graph cannot wait for what is outside it
+            return
+        is_beside = current == torch.cuda.default_stream(self.device)
+        stream = self._own if is_beside else current
+        if is_beside:
+            stream.wait_stream(current)
+        if self._last is not None and self._last != stream:
+            stream.wait_event(self._done)
+        try:
+            with torch.cuda.stream(stream):
+                yield stream.cuda_stream
+        finally:
+            self._done.record(stream)
+            self._last = stream
             if is_beside:
-                stream.wait_stream(current)
-            if self._last is not None and self._last != stream:
-                stream.wait_event(self._done)
-            try:
-                with torch.cuda.stream(stream):
-                    yield stream.cuda_stream
-            finally:
-                self._done.record(stream)
-                self._last = stream
-                if is_beside:
-                    current.wait_event(self._done)
+                current.wait_event(self._done)
 
     def hold(self, tensors: Iterable[torch.Tensor]) -> None:
         """Tell torch's allocator that the stream of the block around it uses them."""

@@ -65,7 +65,9 @@ class TensorRTBackendConfig(BackendConfig):
     @classmethod
     def _trace_for_quantizers(cls, values: Any) -> Any:
         """What ModelOpt puts into a module can be exported by a trace only."""
-        if isinstance(values, dict) and isinstance(values.get("quantization_config"), TorchQuantizationConfig):
+        how = values.get("quantization_config") if isinstance(values, dict) else None
+        kind = how.get("kind") if isinstance(how, dict) else getattr(how, "kind", None)
+        if kind == "torch_quantization":
             return {"use_dynamo": False, **values}
         return values
 
@@ -86,6 +88,7 @@ class TensorRTBackend(Backend):
     config_class: ClassVar = TensorRTBackendConfig
     device_types = ("cuda",)
     writes_code = True
+    libraries = ("onnx", "onnxscript", "tensorrt", "tensorrt-rtx-cu13-libs", "nvidia-modelopt")
 
     @property
     def is_lossy(self) -> bool:
@@ -151,8 +154,11 @@ class TensorRTBackend(Backend):
         Raises:
             TuningError: The module cannot be built or run for all sizes of the graph.
         """
-        build, form = self._made(request)
-        return self._opened(request, build, form)
+        from perfladder.backend.cuda_lane import on_device
+
+        with on_device(request.device):
+            build, form = self._made(request)
+            return self._opened(request, build, form)
 
     def build_engine(self, request: BuildRequest) -> FlatBuild:
         """Build without running it, as for a GPU that another machine has.
@@ -161,9 +167,12 @@ class TensorRTBackend(Backend):
             NotPossibleHereError: A library is missing.
             TuningError: The module cannot be built for all sizes of the graph.
         """
+        from perfladder.backend.cuda_lane import on_device
+
         if reason := self.why_not_build():
             raise NotPossibleHereError(f"An engine cannot be built here: {reason}.")
-        return self._made(request)[0]
+        with on_device(request.device):
+            return self._made(request)[0]
 
     def load(self, request: BuildRequest) -> Built:
         """Open the engine of an archive.
@@ -171,9 +180,11 @@ class TensorRTBackend(Backend):
         Raises:
             TuningError: It is not there, or is of another graph or version.
         """
+        from perfladder.backend.cuda_lane import on_device
         from perfladder.backend.exported import FlatBuild
 
-        return self._opened(request, FlatBuild.finished(request.folder), None)
+        with on_device(request.device):
+            return self._opened(request, FlatBuild.finished(request.folder), None)
 
     def _made(self, request: BuildRequest) -> tuple[FlatBuild, OutputForm]:
         from perfladder.backend.exported import FlatBuild

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import torch
 
-from perfladder.backend.cuda_lane import Graph, Lane
+from perfladder.backend.cuda_lane import Graph, Lane, on_device
 from perfladder.backend.trt_build import EngineRecord
 from perfladder.backend.trt_engine import Engine
 from perfladder.backend.trt_graphs import BoundedCache, Policy
@@ -49,7 +49,8 @@ class TensorRTRunner:
         self._profiles = [Profile(inputs=[one.inputs[number] for number in taken]) for one in record.profiles]
         self._graphs: BoundedCache[_Replayed] = BoundedCache(max_graphs, policy)
         self._profile_by_shapes: dict[Shapes, int] = {}
-        self._context: Any = engine.new_context()
+        with on_device(lane.device):
+            self._context: Any = engine.new_context()
         self._lent: list[Any] = []
         self._spare = torch.empty(1, dtype=torch.float64, device=lane.device)
         self._lock = threading.Lock()
@@ -69,7 +70,7 @@ class TensorRTRunner:
         """
         taken = [self._at_hand(position, tensors[one.number]) for position, one in enumerate(self._engine.inputs)]
         shapes = tuple(tuple(tensor.shape) for tensor in taken)
-        with self._lock:
+        with self._lock, on_device(self._lane.device):
             profile = self._profile_of(shapes)
             if self._lane.is_recording():
                 return self._plain(taken, shapes, profile)
@@ -101,13 +102,12 @@ class TensorRTRunner:
 
     def _ready(self) -> Any:
         """The context for calls that are not replayed."""
+        is_lent = any(context is self._context for context in self._lent)
         if self._lane.is_recording():
-            # From now on it belongs to the graph that somebody makes, which changes of it would break.
-            context = self._context or self._engine.new_context()
-            self._lent.append(context)
-            self._context = None
-            return context
-        self._context = self._context or self._engine.new_context()
+            # From now on it belongs to the graph that somebody makes, which later changes of it would break.
+            self._lent += [] if is_lent else [self._context]
+        elif is_lent:
+            self._context = self._engine.new_context()
         return self._context
 
     def _plain(self, taken: Sequence[torch.Tensor], shapes: Shapes, profile: int) -> list[torch.Tensor]:

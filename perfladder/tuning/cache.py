@@ -181,7 +181,7 @@ def source_of(kind: type) -> str:
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
     if file is not None and _is_installed(file):
         package = kind.__module__.partition(".")[0]
-        return f"{package} {_version_of(package)}"
+        return f"{package} {version_of(package)}"
     if file is not None and Path(file).is_file():
         return hashlib.sha256(Path(file).read_bytes()).hexdigest()
     functions = [function for function in vars(kind).values() if inspect.isfunction(function)]
@@ -223,11 +223,12 @@ def _is_plain_tuple(value: Any, plain: tuple[type, ...]) -> bool:
 
 def versions() -> dict[str, str]:
     """Of Python and of the libraries that decide what is built."""
-    return {"python": platform.python_version(), **{name: _version_of(name) for name in _LIBRARIES}}
+    return {"python": platform.python_version(), **{name: version_of(name) for name in _LIBRARIES}}
 
 
 @lru_cache(maxsize=256)
-def _version_of(package: str) -> str:
+def version_of(package: str) -> str:
+    """The version of an installed package, or `none`."""
     try:
         return version(package)
     except PackageNotFoundError:

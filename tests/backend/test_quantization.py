@@ -157,7 +157,7 @@ def test_the_module_is_quantized_in_a_copy(request_of, exported, scheme):
 
 def test_what_the_library_calibrates_and_cannot_export_fails_with_its_reason(request_of):
     request = request_of(Small(), *calls(1.0, 2.0), batch_sizes=(2, 3))
-    with pytest.raises(TuningError, match="nvidia-modelopt: .*Expected MatMul or Gemm"):
+    with pytest.raises(TuningError, match=r"nvidia-modelopt: .*Expected MatMul or Gemm"):
         built(request, TorchQuantizationConfig(quantization_config="INT4_AWQ_CFG"))
 
 
