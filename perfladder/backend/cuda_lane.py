@@ -42,7 +42,7 @@ class Lane(Protocol):
         """
 
     def hold(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Keep memory of tensors until the work so far is done, also if they are dropped before; inside `work`."""
+        """Keep memory of tensors until the current stream has done its work so far, also if they are dropped before."""
 
     def record(self, work: Callable[[int], None]) -> Graph:
         """Record work on a stream instead of doing it; inside `work`."""
@@ -90,7 +90,7 @@ class CudaLane:
                 current.wait_event(self._done)
 
     def hold(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Tell torch's allocator that the stream of the block around it uses them."""
+        """Tell torch's allocator that the current stream uses them."""
         stream = torch.cuda.current_stream(self.device)
         for tensor in tensors:
             tensor.record_stream(stream)

@@ -8,6 +8,7 @@ import logging
 import math
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -48,6 +49,7 @@ class TensorRTRunner:
         taken = [one.number for one in engine.inputs]
         self._profiles = [Profile(inputs=[one.inputs[number] for number in taken]) for one in record.profiles]
         self._graphs: BoundedCache[_Replayed] = BoundedCache(max_graphs, policy)
+        self._unfit: set[Shapes] = set()
         self._profile_by_shapes: dict[Shapes, int] = {}
         with on_device(lane.device):
             self._context: Any = engine.new_context()
@@ -75,12 +77,12 @@ class TensorRTRunner:
             if self._lane.is_recording():
                 return self._plain(taken, shapes, profile)
             replayed = self._graphs.get(shapes)
-            if replayed is None and self._graphs.wants(shapes):
+            if replayed is None and self._graphs.wants(shapes) and shapes not in self._unfit:
                 replayed = self._captured(taken, shapes, profile)
-            if replayed is not None and replayed.graph is not None:
-                self.num_replays += 1
-                return replayed(self._lane, taken)
-            return self._plain(taken, shapes, profile)
+            if replayed is None:
+                return self._plain(taken, shapes, profile)
+            self.num_replays += 1
+            return replayed(self._lane, taken)
 
     def _at_hand(self, position: int, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor on the device, at an address that the library takes."""
@@ -97,6 +99,7 @@ class TensorRTRunner:
         if shapes not in self._profile_by_shapes:
             if len(self._profile_by_shapes) >= _MAX_KNOWN:
                 self._profile_by_shapes.clear()
+                self._unfit.clear()
             self._profile_by_shapes[shapes] = chosen_profile(self._profiles, shapes)
         return self._profile_by_shapes[shapes]
 
@@ -120,6 +123,7 @@ class TensorRTRunner:
         finally:
             for name in unknown:
                 context.set_output_allocator(name, None)
+                self._unfit.add(shapes)
         return [
             result if result is not None else unknown[output.name].result(output.dtype, self._lane)
             for result, output in zip(results, self._engine.outputs, strict=True)
@@ -157,28 +161,23 @@ class TensorRTRunner:
         if not context.execute_async_v3(stream):
             raise TuningError("the engine failed to run; its library's log says why")
 
-    def _captured(self, taken: Sequence[torch.Tensor], shapes: Shapes, profile: int) -> _Replayed:
-        """A graph of this call, or the note that there can be none."""
+    def _captured(self, taken: Sequence[torch.Tensor], shapes: Shapes, profile: int) -> _Replayed | None:
+        """A graph of this call, for it and later ones of these sizes; None where there can be none."""
         self._graphs.make_room()
-        made = _Replayed([torch.empty_like(tensor) for tensor in taken])
-        context = self._engine.new_context()
-        unknown: dict[str, _Unknown] = {}
+        context, inputs = self._engine.new_context(), [torch.empty_like(tensor) for tensor in taken]
         with self._lane.work():
-            for there, tensor in zip(made.inputs, taken, strict=True):
+            for there, tensor in zip(inputs, taken, strict=True):
                 there.copy_(tensor)
-        self._set(context, made.inputs, shapes, profile)
-        results = [self._bound(context, output, unknown) for output in self._engine.outputs]
-        if unknown:
-            for name in unknown:
-                context.set_output_allocator(name, None)
-            self._graphs.put(shapes, made)
-            return made
-        made.outputs = [result for result in results if result is not None]
+        self._set(context, inputs, shapes, profile)
+        outputs = [self._bound(context, output, {}) for output in self._engine.outputs]
         with self._lane.work() as stream:
             # The first run of new sizes may allocate and compile, which a graph cannot hold.
             self._execute(context, stream)
-            made.graph = self._recorded(context, shapes, stream)
-        made.context = context
+            graph = self._recorded(context, shapes, stream)
+        if graph is None:
+            self._unfit.add(shapes)
+            return None
+        made = _Replayed(graph, context, inputs, [output for output in outputs if output is not None])
         self._graphs.put(shapes, made)
         return made
 
@@ -196,20 +195,19 @@ class TensorRTRunner:
         return graph
 
 
+@dataclass(frozen=True, eq=False)
 class _Replayed:
-    """A recorded call with memory of its own, into which inputs are copied; without a graph where there can be none."""
+    """A recorded call, with memory of its own into which inputs are copied; its context stays as it was."""
 
-    def __init__(self, inputs: list[torch.Tensor]) -> None:
-        self.inputs = inputs
-        self.outputs: list[torch.Tensor] = []
-        self.graph: Graph | None = None
-        self.context: Any = None
+    graph: Graph
+    context: Any
+    inputs: Sequence[torch.Tensor]
+    outputs: Sequence[torch.Tensor]
 
     def __call__(self, lane: Lane, taken: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        assert self.graph is not None, "it was recorded"
         results = [torch.empty_like(output) for output in self.outputs]
         with lane.work():
-            lane.hold([*self.inputs, *self.outputs, *results])
+            lane.hold([*self.inputs, *self.outputs])
             for there, tensor in zip(self.inputs, taken, strict=True):
                 there.copy_(tensor)
             self.graph.replay()
