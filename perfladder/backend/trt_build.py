@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from pydantic import JsonValue, ValidationError
+from pydantic import Field, JsonValue, ValidationError
 
 from perfladder.backend.onnx_export import LOG_FILE
 from perfladder.backend.reasons import ParserFault, explain_export_failure, explain_parser_faults
 from perfladder.backend.shared_file import SharedFile, replace_bytes
-from perfladder.backend.trt_library import Library, TensorRTLog
+from perfladder.backend.trt_library import DESCRIPTION, Library, TensorRTLog
 from perfladder.backend.trt_profiles import Profile, Sizes, check_read_back
 from perfladder.errors import NotPossibleHereError, TuningError
 from perfladder.files import write_atomically
@@ -27,7 +27,6 @@ PLAN_FILE: Final = "model.plan"
 PROFILES_FILE: Final = "profiles.json"
 LAYERS_FILE: Final = "layers.txt"
 
-_DESCRIPTION: Final = "Layers:"
 _TENSOR: Final = re.compile(r"^ Name: (\S+), IOMode: Input,.*ProfileInfo: \[(.*)\]$", re.MULTILINE)
 _SHAPE: Final = re.compile(r"(Min|Opt|Max)Shape: \[([\d,]*)\]")
 
@@ -39,7 +38,8 @@ class EngineRecord(Model):
 
     library: Literal["tensorrt", "tensorrt_rtx"]
     version: str
-    outputs: list[str]
+    version_compatible: bool = Field(default=False, description="Newer versions may run it.")
+    outputs: list[str] = Field(description="in the order of results")
     profiles: list[Profile]
 
     @staticmethod
@@ -105,6 +105,7 @@ def build_plan(
     record = EngineRecord(
         library=library.name,
         version=library.version,
+        version_compatible=options.version_compatible,
         outputs=[network.get_output(number).name for number in range(network.num_outputs)],
         profiles=list(profiles),
     )
@@ -234,7 +235,7 @@ def _inspected(
     library: Library, plan: Any, folder: Path, profiles: Sequence[Profile], log: TensorRTLog
 ) -> dict[str, JsonValue]:
     """Keep the list of layers, and hold the profiles that the engine has against those that were asked for."""
-    description = next((text for _, text in log.lines if text.startswith(_DESCRIPTION)), "")
+    description = next((text for _, text in log.lines if text.startswith(DESCRIPTION)), "")
     facts: dict[str, JsonValue] = {}
     with library.listening() as opening:
         engine = library.api.Runtime(library.logger).deserialize_cuda_engine(plan)

@@ -174,7 +174,7 @@ def open_engine(
     Raises:
         TuningError: The file is not there, is of another version, or the runtime refuses it, with its reason.
     """
-    if record.version != library.version:
+    if record.version != library.version and not record.version_compatible:
         raise TuningError(
             f"the engine was built by version {record.version} of {record.library}, and {library.version} is here"
         )
@@ -185,6 +185,8 @@ def open_engine(
     with library.listening() as log:
         try:
             runtime = library.api.Runtime(library.logger)
+            # An engine for several versions brings the code that runs it.
+            runtime.engine_host_code_allowed = record.version_compatible
             engine = runtime.deserialize_cuda_engine(plan)
         except (TypeError, RuntimeError) as error:  # raised where the library cannot initialize CUDA
             raise TuningError(f"{library.title} refuses the engine: {log.failure() or error}") from error

@@ -87,7 +87,7 @@ def load_engine(
     The engine is code that the library runs: load only what you trust.
 
     Args:
-        module: The plain one, of the same class, which shows once how results are put together.
+        module: The plain one on that device; its first call shows how results are put together.
         folder: What `build_engine` wrote.
         device: Where to run.
         backend: With options that count when an engine runs, such as `use_cuda_graphs`.

@@ -29,6 +29,8 @@ _INSTALL: Final = {
     "tensorrt": "pip install tensorrt",
     "tensorrt_rtx": "pip install tensorrt-rtx-cu13-libs tensorrt-rtx-cu13-bindings",
 }
+DESCRIPTION: Final = "Layers:"
+"""How a builder begins to describe the engine that it made, among the details."""
 _FAILURES: Final = ("INTERNAL_ERROR", "ERROR")
 _PLACE: Final = re.compile(r"\.?\s*\bIn \w+ at /\S+:\d+ *(?:\((.*)\))?")
 _HEAD: Final = re.compile(r"^(?:\w+::\w+|\[[^\]]*\]): Error Code \d+: ")
@@ -79,11 +81,11 @@ class Library:
     def listening(self) -> Iterator[TensorRTLog]:
         """Collect what is logged inside the block, by any thread of this process."""
         log = TensorRTLog()
-        self.logger.listeners.append(log)
+        self.logger.add(log)
         try:
             yield log
         finally:
-            self.logger.listeners.remove(log)
+            self.logger.remove(log)
 
 
 def find_library(name: LibraryName | None) -> Library:
@@ -125,12 +127,23 @@ def _new_logger(api: Any) -> Any:
 
         def __init__(self) -> None:
             api.ILogger.__init__(self)
-            self.listeners: list[TensorRTLog] = []
+            self._listeners: list[TensorRTLog] = []
             self._lock = threading.Lock()
 
-        def log(self, severity: Any, message: str) -> None:
+        def add(self, listener: TensorRTLog) -> None:
             with self._lock:
-                for listener in self.listeners:
+                self._listeners.append(listener)
+
+        def remove(self, listener: TensorRTLog) -> None:
+            with self._lock:
+                self._listeners.remove(listener)
+
+        def log(self, severity: Any, message: str) -> None:
+            # Details of a large network are longer than the network.
+            if severity.name == "VERBOSE" and not message.startswith(DESCRIPTION):
+                return
+            with self._lock:
+                for listener in self._listeners:
                     listener.lines.append((severity.name, message))
 
     return Logger()

@@ -2,6 +2,7 @@
 TensorRT-RTX, which needs no GPU to build; how engines run is in test_trt_runner.py.
 """
 
+import dataclasses
 import functools
 import importlib.util
 import json
@@ -480,6 +481,51 @@ def test_an_engine_of_another_version_is_refused(request_of):
     (request.folder / "profiles.json").write_text("{")
     with pytest.raises(TuningError, match=r"profiles\.json of the build cannot be read"):
         rtx().load(request)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("use_cuda_graphs", [True, False])
+def test_an_engine_gives_what_the_module_gives(request_of, tmp_path, use_cuda_graphs):
+    backend = rtx(use_dynamo=True, enable_tf32=False, use_cuda_graphs=use_cuda_graphs)
+    if reason := backend.why_not(CUDA):
+        pytest.skip(reason)
+
+    def call(batch, height, width):
+        return call_of(torch.randn(batch, 3, height, width, device=CUDA), torch.tensor(0.5, device=CUDA))
+
+    calls = [call(2, 32, 32), call(3, 48, 40)]
+    request = request_of(SmallUNet().to(CUDA), *calls, batch_sizes=(2, 3))
+    request = dataclasses.replace(request, device=CUDA, shared_folder=tmp_path / "shared")
+    built = backend.build(request)
+    assert built.details["profiles_read_from"] == "engine"
+    for batch, height, width in ((2, 32, 32), (2, 33, 40), (3, 48, 40), (2, 32, 32), (2, 32, 32)):
+        args, _ = call(batch, height, width)
+        with torch.no_grad():
+            torch.testing.assert_close(built.call(*args), request.forward(*args), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:Use Deprecated in TensorRT-RTX:DeprecationWarning")
+def test_timings_are_left_to_later_builds(request_of, tmp_path, monkeypatch):
+    # TensorRT-RTX has the interface of TensorRT for timings, and keeps none.
+    library, timings = (
+        dataclasses.replace(RTX, name="tensorrt"),
+        tmp_path / "shared" / f"tensorrt-{RTX.version}-timings",
+    )
+    monkeypatch.setattr(TensorRTBackend, "_library", lambda self, name=None: library)
+    request = request_of(Mlp(), *MLP_CALLS, batch_sizes=(2, 5))
+    request = dataclasses.replace(request, shared_folder=tmp_path / "shared")
+    TensorRTBackend(use_dynamo=False, timing_cache=False).build_engine(request)
+    assert not timings.exists()
+    for number in range(2):
+        again = dataclasses.replace(request, folder=tmp_path / str(number))
+        again.folder.mkdir()
+        TensorRTBackend(use_dynamo=False).build_engine(again)
+        assert timings.read_bytes()
+    own = tmp_path / "own"
+    again = dataclasses.replace(request, folder=tmp_path / "last")
+    again.folder.mkdir()
+    TensorRTBackend(use_dynamo=False, timing_cache=own).build_engine(again)
+    assert own.read_bytes() == timings.read_bytes()
 
 
 def test_many_builds_add_to_one_cache_file_at_once(tmp_path):
