@@ -130,7 +130,7 @@ class ONNXQuantizationConfig(_Quantization):
                     quantize_mode=self.precision,
                     calibration_method=self.calibration_method or _METHODS[self.precision][0],
                     calibration_data_reader=_Reader(_feeds(model, request, inputs)),
-                    calibration_eps=["cpu"] if request.device.type == "cpu" else ["cuda:0", "cpu"],
+                    calibration_eps=_calibrating_devices(request),
                     high_precision_dtype="fp16" if self.use_model_opt_post_processing else "fp32",
                     output_path=str(quantized),
                 )
@@ -268,6 +268,14 @@ class _Reader:
 
     def __len__(self) -> int:
         return len(self._feeds)
+
+
+def _calibrating_devices(request: BuildRequest) -> list[str]:
+    """Where the model is run to calibrate it: on the module's GPU where the installed onnxruntime can, else on the CPU."""
+    there = importlib.import_module("onnxruntime").get_available_providers()
+    if request.device.type == "cuda" and "CUDAExecutionProvider" in there:
+        return [f"cuda:{request.device.index or 0}", "cpu"]
+    return ["cpu"]
 
 
 def _feeds(model: Path, request: BuildRequest, inputs: Sequence[FlatInput]) -> list[dict[str, Any]]:
