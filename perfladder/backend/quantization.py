@@ -271,7 +271,7 @@ class _Reader:
 
 
 def _calibrating_devices(request: BuildRequest) -> list[str]:
-    """Where the model is run to calibrate it: on the module's GPU where the installed onnxruntime can, else on the CPU."""
+    """Where the model is run to calibrate it: on the module's GPU where the installed onnxruntime can."""
     there = importlib.import_module("onnxruntime").get_available_providers()
     if request.device.type == "cuda" and "CUDAExecutionProvider" in there:
         return [f"cuda:{request.device.index or 0}", "cpu"]
