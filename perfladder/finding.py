@@ -24,6 +24,8 @@ Kind = Literal[
     "not_replayable",
     "dominant_kernels",
     "largest_possible_win",
+    "kernel_question",
+    "kernel_diagnosis",
     "profiler_distorts",
     "throughput_saturated",
     "throughput_grows",

@@ -6,11 +6,13 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from perfladder.finding import Evidence, Finding, Kind
+from perfladder.nsight.findings import kernel_diagnosis, kernel_question
 from perfladder.profiling.kernel_findings import possible_win
 from perfladder.rungs.base import RungResult
 from perfladder.rungs.capture import CaptureResult
 from perfladder.rungs.harness import HarnessResult
 from perfladder.rungs.kernels import KernelsResult
+from perfladder.rungs.ncu import NcuResult
 from perfladder.rungs.regions import RegionsResult
 from perfladder.rungs.stages import StagesResult
 from perfladder.stats import Interval
@@ -37,17 +39,17 @@ class PolicyRow(NamedTuple):
 POLICY = (
     PolicyRow(
         "outside_dominates",
-        ("capture", "harness", "kernels"),
+        ("capture", "harness", "kernels", "ncu"),
         "Most of the time is outside every stage, so no stage is worth replaying alone.",
     ),
     PolicyRow(
         "not_replayable",
-        ("harness", "kernels"),
+        ("harness", "kernels", "ncu"),
         "The dominating stage cannot be replayed alone, so there is nothing to attribute kernels in.",
     ),
     PolicyRow(
         "replay_output_differs",
-        ("kernels",),
+        ("kernels", "ncu"),
         "The replay does not compute what the pipeline computes, so its kernels are no evidence.",
     ),
 )
@@ -61,6 +63,7 @@ _MATTERS_MOST: tuple[Kind, ...] = (
     "not_replayable",
     "device_mostly_idle",
     "outside_regions",
+    "kernel_diagnosis",
     "largest_possible_win",
     "dominant_kernels",
     "no_dominant_stage",
@@ -450,7 +453,7 @@ def _from_kernels(result: KernelsResult, workload: Workload) -> list[Finding]:
             ),
         )
     ]
-    found += possible_win(result)
+    found += [*possible_win(result), *kernel_question(result)]
     return found + _device_idle(result.device_busy_ms, result.unprofiled_ms, "kernels", result.stage)
 
 
@@ -489,6 +492,7 @@ _DERIVATIONS: dict[type[RungResult], Callable[..., list[Finding]]] = {
     HarnessResult: _from_harness,
     RegionsResult: _from_regions,
     KernelsResult: _from_kernels,
+    NcuResult: lambda result, workload: kernel_diagnosis(result),
 }
 
 
