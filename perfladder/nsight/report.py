@@ -59,7 +59,7 @@ def read_report(path: Path, package_folder: Path | None = None) -> NcuReport:
         package_folder: Where NVIDIA's package is, if it is not installed: Nsight Compute brings one along.
 
     Raises:
-        RungError: The file cannot be read as a report.
+        RungError: The file cannot be read as a report, or nothing is in it.
     """
     if package_folder is not None:
         sys.path.insert(0, str(package_folder))
@@ -68,6 +68,8 @@ def read_report(path: Path, package_folder: Path | None = None) -> NcuReport:
         actions = [action for scope in package.load_report(str(path)) for action in scope]
     except Exception as error:  # The native reader raises what it raises.
         raise RungError(f"{path} cannot be read as a report of Nsight Compute: {error}.") from error
+    if not actions:
+        raise RungError(f"{path} cannot be read as a report of Nsight Compute, or holds no launch.")
     return NcuReport(
         launches=[_launch(index, action) for index, action in enumerate(actions)],
         values=[row for index, action in enumerate(actions) for row in _rows(index, action)],

@@ -271,8 +271,6 @@ def _read(report: Path, preflight: Preflight) -> NcuReport:
 
 
 def _judged(result: NcuResult, request: NcuRequest, report: NcuReport, told: Told, code: int) -> NcuResult:
-    if not report.launches:
-        raise RungError("ncu wrote a report without a launch. " + ("; ".join(told.errors[:3]) or "It gave no reason."))
     launches = [_profiled(request, launch, report) for launch in report.launches]
     # Another instantiation of the function is another kernel: it says nothing where the asked one is there as well.
     own = [launch for launch in launches if launch.is_asked_kernel] or launches

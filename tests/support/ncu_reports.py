@@ -1,7 +1,8 @@
 """A small writer of Nsight Compute report files, for tests whose values are worked out by hand.
 
 The format is that of the `.ncu-rep` files which `ncu` writes: a magic number, then protobuf messages, each after its
-length. Only what NVIDIA's reader asks for is written; numbers of fields are those of its ProfilerReport messages.
+length. Only what NVIDIA's reader asks for is written; numbers of fields are those of its ProfilerReport messages. Units
+are empty: the reader takes them from its own tables, by the chip, which is not written.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ class Launch:
     function: str
     demangled: str | None = None
     sections: Mapping[str, Mapping[str, Value]] = field(default_factory=dict)
+    nvtx_range: str | None = None
     grid: tuple[int, int, int] = (1, 1, 1)
     block: tuple[int, int, int] = (128, 1, 1)
 
@@ -53,8 +55,16 @@ def _result(launch: Launch, names: list[str]) -> bytes:
     message += _bytes(15, b"")
     for order, (section, metrics) in enumerate(launch.sections.items()):
         own = _text(1, section) + _text(2, section) + _number(3, order)
-        message += _bytes(17, own + _bytes(4, _number(1, 1) + b"".join(_bytes(2, _text(1, name)) for name in metrics)))
-    return message
+        shown = b"".join(_bytes(2, _text(1, name)) for name in metrics)
+        message += _bytes(17, own + _bytes(4, _number(1, 1) + shown))
+    return message + (b"" if launch.nvtx_range is None else _bytes(21, _nvtx(launch.nvtx_range)))
+
+
+def _nvtx(name: str) -> bytes:
+    """One push/pop range of the default domain, on one thread."""
+    domain = _number(1, 0) + _text(2, "<default domain>")
+    stack = _number(1, 0) + _bytes(3, _text(1, name))
+    return _bytes(1, domain) + _bytes(2, _number(1, 1) + _bytes(2, stack)) + _number(4, 0)
 
 
 def _value(value: Value) -> bytes:
