@@ -58,7 +58,7 @@ def test_a_run_becomes_a_parent_and_a_nested_run_a_rung(target: Target, make_run
 
 def test_an_optional_rung_is_a_nested_run_with_its_report_as_artifact(target: Target, make_run: MakeRun) -> None:
     run = make_run()
-    observation = Observation(metric="dram__x.avg.pct", value=92.0, unit="%", statement="-")
+    observation = Observation(metric="dram__throughput.avg.pct", value=92.0, unit="%", statement="-")
     diagnosis = Diagnosis(verdict="memory", statement="-", observations=[observation])
     launch = ProfiledLaunch(index=0, name="k", demangled_name="k", is_asked_kernel=True, diagnosis=diagnosis)
     folder = run.rung_folder(5, "ncu")
@@ -66,7 +66,7 @@ def test_an_optional_rung_is_a_nested_run_with_its_report_as_artifact(target: Ta
     run.write_result(folder, "ncu", NcuResult(kernel="k", launches=[launch], verdict="memory"), "done", None)
     assert upload(target, run) == []
     found = runs_of(target)["5-ncu"]
-    assert found.data.metrics["launch/0/dram__x.avg.pct"] == 92.0
+    assert found.data.metrics["launch/0/dram__throughput.avg.pct"] == 92.0
     assert {"kernel.ncu-rep", "ncu.json"} <= artifacts(target, found)
 
 
