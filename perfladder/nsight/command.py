@@ -20,7 +20,7 @@ SECTIONS: Final = (
     "LaunchStats",
     "Occupancy",
 )
-"""What the diagnosis rests on; about 40 passes over the kernel."""
+"""What the diagnosis rests on; `ncu` repeats the kernel once for each group of counters that fit together."""
 
 MAX_LAUNCHES: Final = 20
 

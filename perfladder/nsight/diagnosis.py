@@ -330,14 +330,15 @@ def _top_stall(stalls: list[Stall]) -> Stall | None:
 
 
 def _busiest_pipe(metrics: Mapping[str, float]) -> tuple[str, float, str] | None:
-    """Name, utilization and metric of the pipe that is used most."""
+    """Name, utilization and metric of the pipe that computes and is used most."""
     pipes = [
         (name.removesuffix(t.PIPE_SUFFIX).removeprefix(prefix).removesuffix("_cycles_active"), value, name)
         for name, value in metrics.items()
         for prefix in t.PIPE_PREFIXES
         if name.startswith(prefix) and name.endswith(t.PIPE_SUFFIX)
     ]
-    return max(pipes, key=lambda pipe: (pipe[1], pipe[2]), default=None)
+    computing = (pipe for pipe in pipes if pipe[0] not in t.NOT_COMPUTING)
+    return max(computing, key=lambda pipe: (pipe[1], pipe[2]), default=None)
 
 
 def _limiter(metrics: Mapping[str, float]) -> str | None:

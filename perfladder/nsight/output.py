@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -56,12 +55,20 @@ class Told(NamedTuple):
     has_application_failed: bool
 
 
-def read_output(paths: Sequence[Path]) -> Told:
-    """Read ncu's own log, and what it and the program printed if there is none.
+def read_output(log: Path, printed: Path, *, has_report: bool) -> Told:
+    """Read ncu's own log; and what was printed, where there is no log, or a report is missing that it does not explain.
 
-    Between ncu's own lines, which begin with `==`, are the program's; of those only the list of kernels is looked at.
+    What was printed is the program's too, which may print anything: it counts only where nothing else is known.
     """
-    lines = next((lines for path in paths if (lines := _lines(path))), [])
+    own, other = _told(_lines(log)), _told(_lines(printed))
+    if has_report or own.obstacle is not None or own.has_application_failed:
+        return own
+    if own.matched_nothing:
+        return own if own.seen else own._replace(seen=other.seen)
+    return other._replace(errors=own.errors or other.errors)
+
+
+def _told(lines: list[str]) -> Told:
     notes = [(match[1], match[2].strip()) for line in lines if (match := _NOTE.match(line))]
     errors = list(dict.fromkeys(text for kind, text in notes if kind == "ERROR"))
     complaints = [text for kind, text in notes if kind in ("ERROR", "WARNING")]

@@ -27,6 +27,8 @@ STALL_PREFIX: Final = "smsp__average_warps_issue_stalled_"
 STALL_SUFFIX: Final = "_per_issue_active.ratio"
 PIPE_PREFIXES: Final = ("sm__pipe_", "sm__inst_executed_pipe_")
 PIPE_SUFFIX: Final = ".avg.pct_of_peak_sustained_elapsed"
+NOT_COMPUTING: Final = ("adu", "lsu", "tex", "tma", "tmem", "workid")
+"""Pipes that fetch, store or hand out work: much used, they are no sign of much arithmetic."""
 WAVES: Final = "launch__waves_per_multiprocessor"
 GRID: Final = "launch__grid_size"
 MULTIPROCESSORS: Final = ("launch__sm_count", "device__attribute_multiprocessor_count")
@@ -76,7 +78,7 @@ THRESHOLDS: Final = (
         f"{PIPE_PREFIXES[0]}*{PIPE_SUFFIX}, {PIPE_PREFIXES[1]}*{PIPE_SUFFIX}",
         60.0,
         "%",
-        "One kind of arithmetic unit is used much; below for all, no such unit limits.",
+        "One unit that computes is used much; below for all, none limits. Pipes that fetch or store do not count.",
         "as `busy`: the compute throughput is the largest of its units",
     ),
     Threshold(

@@ -209,7 +209,7 @@ def profile_kernel(
     result = result.model_copy(update={"command": command, "artifacts": {"log": LOG_FILE, "printed": PRINTED_FILE}})
     tell(f"ncu on {request.chosen.function}, up to {request.limit_s:g} s")
     code = run_guarded(command, limit_s=request.limit_s, log_path=printed)
-    told = read_output([log, printed])
+    told = read_output(log, printed, has_report=report.is_file())
     if told.obstacle is not None:
         return _refused(result, preflight, told)
     if code is None:

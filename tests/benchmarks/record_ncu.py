@@ -59,7 +59,7 @@ def record(name: str, folder: Path) -> str | None:
         chosen = KernelFilter(function=function, nvtx_range=RANGE)
         command = ncu_command(tool.path, chosen, report, log, [sys.executable, str(program), kind, RANGE])
         code = run_guarded(command, limit_s=LIMIT_S, log_path=printed)
-        told = read_output([log, printed])
+        told = read_output(log, printed, has_report=report.is_file())
         if code == 0 and report.is_file() and told.obstacle is None:
             print(f"{report}: {report.stat().st_size} bytes, ncu {tool.version}")
             return None

@@ -41,6 +41,12 @@ def test_a_product_of_matrices_is_limited_by_compute_and_a_pipe_agrees():
     assert any(reason.startswith("Device memory at 20 %") for reason in found.rules_out)
 
 
+def test_a_pipe_that_only_fetches_is_no_witness_for_compute():
+    fetching = {"sm__inst_executed_pipe_lsu.avg.pct_of_peak_sustained_elapsed": 95.0}
+    assert diagnose({**PRODUCT, TENSOR: 20.0, **fetching}).verdict == "undecided"
+    assert diagnose({t.COMPUTE: 90.0, t.MEMORY: 20.0, **fetching}).busiest_pipe is None
+
+
 def test_an_elementwise_kernel_is_limited_by_device_memory():
     found = diagnose(STREAMING)
     assert (found.verdict, found.level, found.undecided_because) == ("memory", "dram", [])

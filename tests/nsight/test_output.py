@@ -15,12 +15,12 @@ END = ["==PROF== Trying to shutdown target application", "==ERROR== The applicat
 
 @pytest.fixture
 def read(tmp_path):
-    def read(*lines, printed=()):
+    def read(*lines, printed=(), has_report=False):
         log, other = tmp_path / "ncu.log", tmp_path / "printed.log"
         if lines:
             log.write_text("\n".join(lines) + "\n")
         other.write_text("\n".join(printed) + "\n")
-        return read_output([log, other])
+        return read_output(log, other, has_report=has_report)
 
     return read
 
@@ -61,7 +61,14 @@ def test_what_a_program_prints_is_not_taken_for_ncu(read):
     printed = ["ERR_NVGPUCTRPERM", "the log said: ==ERROR== ERR_NVGPUCTRPERM", "No kernels were profiled"]
     told = read(*BEGIN, printed=printed)
     assert (told.obstacle, told.matched_nothing) == (None, False)
-    assert read(printed=printed).obstacle is None
+    told = read(*BEGIN, printed=[PERMISSION, NOTHING], has_report=True)
+    assert (told.obstacle, told.errors, told.matched_nothing) == (None, [], False)
+
+
+def test_without_a_report_that_the_log_explains_what_was_printed_counts(read):
+    assert read(*BEGIN, printed=[PERMISSION]).obstacle == "no_permission"
+    told = read(*BEGIN, NOTHING, printed=["Available Kernels:", "1. fill"])
+    assert (told.matched_nothing, told.seen) == (True, ["fill"])
 
 
 def test_a_program_that_ends_with_an_error_is_told(read):
