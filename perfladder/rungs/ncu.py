@@ -88,9 +88,8 @@ def run(context: RungContext, request: NcuRequest | None = None) -> NcuResult:
     if captured is None or captured.folder is None or kernels is None:
         return NcuResult(status="not_applicable", reason="There is no kernel of a replay to look at.")
     if kernels.kind != "kernels":
-        return NcuResult(
-            status="not_applicable", reason=f"Kernels are known of a GPU only, and this is {kernels.kind}."
-        )
+        reason = "Rung 4 has seen operators of a CPU, and Nsight Compute profiles kernels of an NVIDIA GPU."
+        return NcuResult(status="not_applicable", reason=reason)
     if request is None:
         question = open_question(kernels)
         if question is None:

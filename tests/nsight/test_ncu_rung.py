@@ -141,7 +141,7 @@ def test_it_needs_kernels_of_a_gpu(context, kernels):
     made, freed = context(kernels(kind="operators"))
     result = ncu.run(made)
     assert result.status == "not_applicable"
-    assert "of a GPU only, and this is operators" in result.reason
+    assert "operators of a CPU" in result.reason
     assert ncu.run(dataclasses.replace(made, results={})).status == "not_applicable"
     assert freed == []
 
