@@ -21,6 +21,9 @@ from perfladder.errors import PerfladderError
 from perfladder.findings import POLICY, Kind
 from perfladder.ladder import RUNGS, climb
 from perfladder.models import Model
+from perfladder.nsight.diagnosis import Verdict
+from perfladder.nsight.preflight import Obstacle
+from perfladder.nsight.thresholds import THRESHOLDS
 from perfladder.profiling.warnings import ProfileWarningCode
 from perfladder.rundir import RunRecord
 from perfladder.rungs.base import Status
@@ -196,6 +199,18 @@ def test_the_guide_to_tuning_has_all_settings_options_and_backends():
         assert fields <= set(re.findall(r"`(\w+)`", rows[name][2])), name
     for strategy in get_args(StrategyName):
         assert f"`{strategy}`" in guide.read_text()
+
+
+def test_the_page_on_nsight_compute_has_every_limit_option_verdict_and_obstacle():
+    page = ROOT / "docs" / "ncu.md"
+    rows = {name.strip("`"): row for row in table_rows(page) for name in re.split(r"`, `", row[0])}
+    for threshold in THRESHOLDS:
+        number = f"{threshold.limit:g} {threshold.unit}"
+        assert rows[threshold.name][1:] == [f"`{threshold.metric}`", number, threshold.says, threshold.source]
+    flags = {flag for parameter in get_command(app).commands["ncu"].params for flag in parameter.opts}
+    assert {name for name in rows if name.startswith("--")} == {flag for flag in flags if flag.startswith("--")}
+    assert {*get_args(Verdict), *get_args(Obstacle)} <= set(rows)
+    assert "NVreg_RestrictProfilingToAdminUsers=0" in page.read_text()
 
 
 def backends_with_options() -> dict[str, set[str]]:
