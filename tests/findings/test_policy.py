@@ -106,7 +106,7 @@ def test_the_first_experiment_settles_the_cause():
 
 
 def test_what_dominates_outside_makes_replays_needless():
-    assert set(rungs_to_skip(recorded("copies"))) == {"capture", "harness", "kernels"}
+    assert set(rungs_to_skip(recorded("copies"))) == {"capture", "harness", "kernels", "ncu"}
     assert rungs_to_skip(recorded("glue")) == {}
 
 

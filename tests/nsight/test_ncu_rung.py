@@ -12,8 +12,7 @@ from typer.testing import CliRunner
 from perfladder.cli import app
 from perfladder.doctor import _ncu_check
 from perfladder.errors import InputError
-from perfladder.finding import Finding
-from perfladder.findings import rungs_to_skip
+from perfladder.findings import Finding, rungs_to_skip
 from perfladder.ladder import LAST_RUNG, RUNGS, climb, rung_named
 from perfladder.nsight import api
 from perfladder.nsight.preflight import Gpu, check_machine
