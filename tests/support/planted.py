@@ -30,7 +30,7 @@ class Denoiser:
         is_gpu = device != "cpu"
         self.unet = _stack(4096 if is_gpu else 256, 8, torch.float16 if is_gpu else torch.float32, device)
         self.scheduler = Scheduler(waits, 60)
-        self.latents = torch.randn(4096 if is_gpu else 64, self.unet[0].in_features).to(
+        self.latents = torch.randn(2048 if is_gpu else 64, self.unet[0].in_features).to(
             device, self.unet[0].weight.dtype
         )
 
