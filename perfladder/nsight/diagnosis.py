@@ -102,8 +102,25 @@ def _verdict(metrics: Mapping[str, float], stalls: list[Stall]) -> _Judged:
     if compute < busy and memory < busy:
         return _of_an_idle_device(metrics, stalls, figures)
     if compute >= busy and memory >= busy and abs(compute - memory) < limit("balanced"):
+        if _feeds_tensor_cores(metrics):
+            statement = (
+                f"Compute limits it: {figures}, but of memory only the L1 cache, whose shared memory feeds the tensor "
+                "cores, is used so much."
+            )
+            return "compute", None, statement, []
         return "balanced", None, f"Both limit it, {figures}: less of one alone wins little.", []
     return _of_compute(metrics, stalls, figures) if compute > memory else _of_memory(metrics, stalls, figures)
+
+
+def _feeds_tensor_cores(metrics: Mapping[str, float]) -> bool:
+    """Whether tensor cores are busy, and no memory outside the multiprocessor is.
+
+    Operands that tensor cores read from shared memory count as traffic of the L1 cache, which is then as busy as they.
+    """
+    pipe = _busiest_pipe(metrics)
+    is_tensor = pipe is not None and pipe[0].startswith("tensor") and pipe[1] >= limit("busy_pipe")
+    outside = [metrics.get(name) for name in (t.DRAM, t.L2)]
+    return is_tensor and all(value is not None and value < limit("memory_level") for value in outside)
 
 
 def _of_an_idle_device(metrics: Mapping[str, float], stalls: list[Stall], figures: str) -> _Judged:

@@ -102,6 +102,15 @@ def test_one_figure_alone_or_figures_that_disagree_are_undecided(metrics, reason
     assert any(reason in because for because in found.undecided_because), found.undecided_because
 
 
+def test_shared_memory_that_feeds_tensor_cores_is_no_limit_of_memory():
+    product = {**PRODUCT, t.MEMORY: PRODUCT[t.COMPUTE], t.L1: 98.0, t.L2: 48.0, t.DRAM: 21.0}
+    assert diagnose(product).verdict == "compute"
+    assert "feeds the tensor cores" in diagnose(product).statement
+    assert diagnose({**product, t.L2: 90.0}).verdict == "balanced"
+    assert diagnose({**product, TENSOR: 20.0}).verdict == "balanced"
+    assert diagnose({key: value for key, value in product.items() if key != t.L2}).verdict == "balanced"
+
+
 def test_stalls_on_the_other_side_do_not_agree_with_a_throughput():
     metrics = {**PRODUCT, TENSOR: 20.0, t.WARP_LATENCY: 10.0, stall("long_scoreboard"): 8.0}
     found = diagnose(metrics)
