@@ -86,6 +86,8 @@ class Backend(ABC):
         config_class: Its options.
         device_types: Where it works.
         is_isolated: A first build is made in a process of its own, which may crash or hang.
+        libraries: What its builds depend on besides torch, by the names that pip installs them by: another version is
+            another build.
         writes_code: The files of its builds are code, which is loaded from an archive only where the user trusts it.
         is_lossy: Its numbers differ by design, so that it needs a quality gate instead of a tolerance.
     """
@@ -94,6 +96,7 @@ class Backend(ABC):
     config_class: ClassVar[type[BackendConfig]] = BackendConfig
     device_types: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
     is_isolated: ClassVar[bool] = True
+    libraries: ClassVar[tuple[str, ...]] = ()
     writes_code: ClassVar[bool] = False
 
     def __init__(self, config: BackendConfig | None = None, **options: Any) -> None:

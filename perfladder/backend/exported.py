@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
 import time
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +23,7 @@ from perfladder.backend.reasons import explain_export_failure
 from perfladder.errors import TuningError
 from perfladder.files import write_atomically
 from perfladder.models import Model
+from perfladder.tuning.build_log import RecordTeller, tell
 from perfladder.tuning.graphs import GraphSpec
 
 _RECORD: Final = "build.json"
@@ -80,16 +83,25 @@ def flat_module(request: BuildRequest) -> FlatModule:
 
 @contextmanager
 def quiet() -> Iterator[list[warnings.WarningMessage]]:
-    """Collect what exporters warn about, which is of their own code, instead of showing it."""
+    """Collect what exporters warn about, which is of their own code; it goes into the log of the build."""
     logger = logging.getLogger("torch.onnx")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
+    handler, before = RecordTeller(tell, threading.get_ident()), logger.propagate
+    logger.addHandler(handler)
+    logger.propagate = False
+    caught: list[warnings.WarningMessage] = []
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             yield caught
     finally:
-        logger.setLevel(before)
+        logger.propagate = before
+        logger.removeHandler(handler)
+        for line, count in Counter(map(_told, caught)).items():
+            tell(line if count == 1 else f"{line} ({count} times)")
+
+
+def _told(one: warnings.WarningMessage) -> str:
+    return f"{one.filename}:{one.lineno}: {one.category.__name__}: {one.message}"
 
 
 def exported(flat: FlatModule, graph: GraphSpec) -> tuple[Any, dict[str, JsonValue]]:

@@ -47,6 +47,7 @@ class ONNXRuntimeBackend(Backend):
 
     name = "onnxruntime"
     config_class: ClassVar = ONNXRuntimeBackendConfig
+    libraries = ("onnx", "onnxscript", "onnxruntime", "onnxruntime-gpu")
 
     def why_not(self, device: torch.device) -> str | None:
         """Besides the device: a library is not installed, or this build of ONNX Runtime has no such provider."""
