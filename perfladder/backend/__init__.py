@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from perfladder.backend.onnxruntime import ONNXRuntimeBackendConfig as ONNXRuntimeBackendConfig
     from perfladder.backend.registry import find_backend as find_backend
     from perfladder.backend.registry import register_backend as register_backend
+    from perfladder.backend.torch_tensorrt_aot import TorchTensorRTAotBackend as TorchTensorRTAotBackend
+    from perfladder.backend.torch_tensorrt_aot import TorchTensorRTAotBackendConfig as TorchTensorRTAotBackendConfig
+    from perfladder.backend.torch_tensorrt_jit import TorchTensorRTJitBackend as TorchTensorRTJitBackend
+    from perfladder.backend.torch_tensorrt_jit import TorchTensorRTJitBackendConfig as TorchTensorRTJitBackendConfig
     from perfladder.backend.torchao import TorchAOBackend as TorchAOBackend
     from perfladder.backend.torchao import TorchAOBackendConfig as TorchAOBackendConfig
 
@@ -38,6 +42,10 @@ _LAZY = {
     "TorchInductorAotBackendConfig": "inductor_aot",
     "TorchInductorJitBackend": "inductor_jit",
     "TorchInductorJitBackendConfig": "inductor_jit",
+    "TorchTensorRTAotBackend": "torch_tensorrt_aot",
+    "TorchTensorRTAotBackendConfig": "torch_tensorrt_aot",
+    "TorchTensorRTJitBackend": "torch_tensorrt_jit",
+    "TorchTensorRTJitBackendConfig": "torch_tensorrt_jit",
     "find_backend": "registry",
     "register_backend": "registry",
 }

@@ -118,7 +118,7 @@ def logged_here(backend: Backend, request: BuildRequest) -> Iterator[None]:
             outcome = f"failed: {type(error).__name__}: {error}"
             raise
         finally:
-            log.write(output, outcome)  # type: ignore[arg-type]
+            log.write(output, outcome)
 
 
 @contextlib.contextmanager
