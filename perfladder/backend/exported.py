@@ -127,7 +127,7 @@ def axis_ranges(graph: GraphSpec) -> dict[str, JsonValue]:
     found: dict[str, JsonValue] = {}
     for spec in graph.inputs:
         for axis in spec.dynamic_axes:
-            found[str(spec.shape[axis])] = [spec.min_shape[axis], spec.max_shape[axis]]
+            found[str(spec.shape[axis])] = list(graph.size_range(spec, axis))
     return found
 
 
@@ -180,7 +180,8 @@ def _check_ranges(program: Any, graph: GraphSpec) -> None:
     for spec, value in zip(graph.inputs, values, strict=True):
         for axis in spec.dynamic_axes:
             # torch.export speaks of ranges from 2 up: it never builds in that a size is not 1.
-            least, largest = max(spec.min_shape[axis], 2), spec.max_shape[axis]
+            smallest, largest = graph.size_range(spec, axis)
+            least = max(smallest, 2)
             found = size_range(program, value.shape[axis])
             if found is not None and found[0] <= least and found[1] >= largest:
                 continue
@@ -189,7 +190,7 @@ def _check_ranges(program: Any, graph: GraphSpec) -> None:
             )
             raise TuningError(
                 f"the exported size of `{spec.access_path}` axis {axis} ({spec.shape[axis]}) {told}, but calls have "
-                f"{spec.min_shape[axis]}..{largest}. Next: state a range in `dynamic_shapes` that the code takes."
+                f"{smallest}..{largest}. Next: state a range in `dynamic_shapes` that the code takes."
             )
 
 

@@ -174,17 +174,19 @@ class TorchTensorRTAotBackend(Backend):
 
 def input_ranges(graph: GraphSpec, tensors: Sequence[torch.Tensor]) -> list[dict[str, Any]]:
     """What `torch_tensorrt.Input` is given for each tensor: the sizes of the graph, as stated where they are."""
-    return [
-        {
-            "min_shape": tuple(spec.min_shape),
-            "opt_shape": tuple(spec.opt_shape),
-            "max_shape": tuple(spec.max_shape),
-            "dtype": tensor.dtype,
-        }
-        if spec.dynamic_axes
-        else {"shape": tuple(tensor.shape), "dtype": tensor.dtype}
-        for spec, tensor in zip(graph.inputs, tensors, strict=True)
-    ]
+    found: list[dict[str, Any]] = []
+    for spec, tensor in zip(graph.inputs, tensors, strict=True):
+        if not spec.dynamic_axes:
+            found.append({"shape": tuple(tensor.shape), "dtype": tensor.dtype})
+            continue
+        least, preferred, largest = list(spec.min_shape), list(spec.opt_shape), list(spec.max_shape)
+        for axis in spec.dynamic_axes:
+            least[axis], largest[axis] = graph.size_range(spec, axis)
+            times = graph.entries_for_each_sample(spec, axis)
+            preferred[axis] = times * graph.get_opt_batch_size() if times is not None else preferred[axis]
+        shapes = {"min_shape": tuple(least), "opt_shape": tuple(preferred), "max_shape": tuple(largest)}
+        found.append({**shapes, "dtype": tensor.dtype})
+    return found
 
 
 def _check_devices(flat: FlatModule) -> None:
