@@ -85,17 +85,16 @@ def flat_module(request: BuildRequest) -> FlatModule:
 def quiet() -> Iterator[list[warnings.WarningMessage]]:
     """Collect what exporters warn about, which is of their own code; it goes into the log of the build."""
     logger = logging.getLogger("torch.onnx")
-    handler, before = RecordTeller(tell, threading.get_ident()), logger.propagate
-    logger.addHandler(handler)
-    logger.propagate = False
+    before = logger.handlers, logger.propagate
+    # torch gives this logger a handler of its own, which writes to stderr.
+    logger.handlers, logger.propagate = [RecordTeller(tell, threading.get_ident())], False
     caught: list[warnings.WarningMessage] = []
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             yield caught
     finally:
-        logger.propagate = before
-        logger.removeHandler(handler)
+        logger.handlers, logger.propagate = before
         for line, count in Counter(map(_told, caught)).items():
             tell(line if count == 1 else f"{line} ({count} times)")
 

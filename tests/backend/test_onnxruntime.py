@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import logging
+import warnings
 
 import pytest
 import torch
@@ -10,8 +12,10 @@ from torch import nn
 
 import perfladder as pl
 from perfladder.backend import ONNXRuntimeBackend
+from perfladder.backend.exported import quiet
 from perfladder.backend.ort_session import open_session
 from perfladder.errors import InputError, TuningError
+from perfladder.tuning.build_log import told_by
 from perfladder.tuning.module import control_of
 
 onnx = pytest.importorskip("onnx")
@@ -45,6 +49,18 @@ def test_the_exporters_report_is_kept(request_of):
     ONNXRuntimeBackend().build(request)
     assert "ONNX" in (request.folder / "build.log").read_text()
     assert {file.name for file in request.folder.iterdir()} == {"model.onnx", "build.log", "build.json"}
+
+
+def test_what_the_exporter_tells_goes_into_the_log_of_the_build_and_nowhere_else(request_of, capfd):
+    told = []
+    with told_by(told.append), quiet():
+        for _ in range(2):
+            warnings.warn("of its own code", DeprecationWarning, stacklevel=1)
+        logging.getLogger("torch.onnx.exporter").warning("skipping %s", "an operator")
+    assert told[0] == "WARNING torch.onnx.exporter: skipping an operator"
+    assert told[1].endswith("DeprecationWarning: of its own code (2 times)")
+    assert len(told) == 2
+    assert capfd.readouterr() == ("", "")
 
 
 def test_results_of_known_sizes_are_written_into_memory_of_torch(request_of):
