@@ -112,7 +112,7 @@ def logged_here(backend: Backend, request: BuildRequest) -> Iterator[None]:
     outcome = "built"
     with tempfile.SpooledTemporaryFile(max_size=MAX_BYTES) as output:
         try:
-            with _collected(lambda line: output.write(f"{line}\n".encode(errors="replace"))):
+            with collected(lambda line: output.write(f"{line}\n".encode(errors="replace"))):
                 yield
         except BaseException as error:
             outcome = f"failed: {type(error).__name__}: {error}"
@@ -122,11 +122,13 @@ def logged_here(backend: Backend, request: BuildRequest) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _collected(teller: Tell) -> Iterator[None]:
-    thread, show = threading.get_ident(), warnings.showwarning
+def collected(teller: Tell) -> Iterator[None]:
+    """Tell of warnings and log records of this thread inside the block; they are shown as well."""
+    thread, show, is_over = threading.get_ident(), warnings.showwarning, False
 
     def shown(message: Any, category: Any, filename: str, lineno: int, *rest: Any, **more: Any) -> None:
-        if threading.get_ident() == thread:
+        # A build of another thread that ends later puts this function back.
+        if threading.get_ident() == thread and not is_over:
             teller(warnings.formatwarning(message, category, filename, lineno).rstrip("\n"))
         show(message, category, filename, lineno, *rest, **more)
 
@@ -140,6 +142,7 @@ def _collected(teller: Tell) -> Iterator[None]:
         with told_by(teller):
             yield
     finally:
+        is_over = True
         if warnings.showwarning is shown:
             warnings.showwarning = show
         for logger in loggers:

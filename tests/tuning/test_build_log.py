@@ -14,7 +14,7 @@ import toys
 
 import perfladder as pl
 from perfladder.tuning import cache as cache_module
-from perfladder.tuning.build_log import LOG_FILE, MAX_BYTES, head_and_tail, tell
+from perfladder.tuning.build_log import LOG_FILE, MAX_BYTES, collected, head_and_tail, tell
 
 EAGER = pl.backend.TorchEagerBackend()
 
@@ -70,6 +70,31 @@ def test_a_build_in_this_process_leaves_its_warnings_and_records(clock, caplog, 
     assert "on stdout" not in log
     assert capsys.readouterr().out == "on stdout\n", "what a process prints goes where it goes"
     assert tell("nobody listens") is None
+
+
+def test_builds_of_two_threads_that_overlap_leave_warnings_as_they_were():
+    first, second = [], []
+    inner_may_end, outer_ended = threading.Event(), threading.Event()
+
+    def other():
+        with collected(second.append):
+            inner_may_end.set()
+            outer_ended.wait(10)
+            warnings.warn("of the second", UserWarning, stacklevel=1)
+
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        with collected(first.append):
+            thread = threading.Thread(target=other)
+            thread.start()
+            assert inner_may_end.wait(10)
+            warnings.warn("of the first", UserWarning, stacklevel=1)
+        outer_ended.set()
+        thread.join()
+        warnings.warn("after both", UserWarning, stacklevel=1)
+    assert [str(one.message) for one in shown] == ["of the first", "of the second", "after both"]
+    assert ["of the first" in line for line in first] == [True]
+    assert ["of the second" in line for line in second] == [True]
 
 
 class Fails(toys.Faster):
