@@ -6,6 +6,8 @@ import importlib
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from pydantic import Field
@@ -109,9 +111,7 @@ class TorchTensorRTAotBackend(Backend):
         return self._loaded(request, FlatBuild.finished(request.folder), None)
 
     def _made(self, request: BuildRequest) -> FlatBuild:
-        from dataclasses import replace
-
-        from perfladder.backend.exported import FlatBuild, dynamic_sizes, exported, flat_module, quiet
+        from perfladder.backend.exported import FlatBuild, exported, flat_module
 
         library = importlib.import_module("torch_tensorrt")
         settings = settings_for(self.config, request.device, taken_by_compile(library))
@@ -119,24 +119,9 @@ class TorchTensorRTAotBackend(Backend):
         flat = flat_module(replace(request, forward=call))
         _check_devices(flat)
         program, facts = exported(flat, request.graph)
-        inputs = [library.Input(**wanted) for wanted in input_ranges(request.graph, flat.tensors)]
         unfinished, start = request.folder / f"unfinished_{_FILE}", time.monotonic()
-        try:
-            with quiet():
-                compiled = library.dynamo.compile(program, arg_inputs=inputs, **settings)
-                names = [name for name, _ in compiled.named_children()]
-                sizes = dynamic_sizes(request.graph) if request.graph.has_dynamic_axis else None
-                library.save(
-                    compiled,
-                    str(unfinished),
-                    output_format="exported_program",
-                    arg_inputs=list(flat.tensors),
-                    dynamic_shapes=sizes,
-                    pickle_protocol=self.config.pickle_protocol,
-                )
-        except Exception as error:
-            raise TuningError(explain_export_failure(error)) from error
-        num_engines = sum(name.startswith(_ENGINE) for name in names)
+        parts = self._saved(library, program, flat, request.graph, settings, unfinished)
+        num_engines = sum(name.startswith(_ENGINE) for name in parts)
         if not num_engines:
             raise TuningError(
                 "no part of the module became an engine, so that torch would run all of it. Next: lower "
@@ -144,11 +129,33 @@ class TorchTensorRTAotBackend(Backend):
             )
         os.replace(unfinished, request.folder / _FILE)
         facts |= {"compile_s": round(time.monotonic() - start, 3), "num_engines": num_engines}
-        facts |= {"num_torch_parts": len(names) - num_engines, "settings": told_settings(settings)}
+        facts |= {"num_torch_parts": len(parts) - num_engines, "settings": told_settings(settings)}
         facts["file_bytes"] = (request.folder / _FILE).stat().st_size
         build = FlatBuild(inputs=[one.contiguous() for one in flat.inputs], details=facts)
         build.write(request.folder)
         return build
+
+    def _saved(
+        self, library: Any, program: Any, flat: FlatModule, graph: GraphSpec, settings: dict[str, Any], path: Path
+    ) -> list[str]:
+        """Compile and write the file; returns the names of the parts that the program has then."""
+        from perfladder.backend.exported import dynamic_sizes, quiet
+
+        inputs = [library.Input(**wanted) for wanted in input_ranges(graph, flat.tensors)]
+        try:
+            with quiet():
+                compiled = library.dynamo.compile(program, arg_inputs=inputs, **settings)
+                library.save(
+                    compiled,
+                    str(path),
+                    output_format="exported_program",
+                    arg_inputs=list(flat.tensors),
+                    dynamic_shapes=dynamic_sizes(graph) if graph.has_dynamic_axis else None,
+                    pickle_protocol=self.config.pickle_protocol,
+                )
+        except Exception as error:
+            raise TuningError(explain_export_failure(error)) from error
+        return [name for name, _ in compiled.named_children()]
 
     def _loaded(self, request: BuildRequest, build: FlatBuild, form: OutputForm | None) -> Built:
         import torch
