@@ -27,6 +27,8 @@ from perfladder.tuning.build_log import RecordTeller, tell
 from perfladder.tuning.graphs import GraphSpec
 
 _RECORD: Final = "build.json"
+_LOGGERS: Final = ("torch.onnx", "onnxscript", "onnx_ir")
+"""Of exporters, which tell there of their own rewriting."""
 
 
 class FlatBuild(Model):
@@ -84,17 +86,19 @@ def flat_module(request: BuildRequest) -> FlatModule:
 @contextmanager
 def quiet() -> Iterator[list[warnings.WarningMessage]]:
     """Collect what exporters warn about, which is of their own code; it goes into the log of the build."""
-    logger = logging.getLogger("torch.onnx")
-    before = logger.handlers, logger.propagate
-    # torch gives this logger a handler of its own, which writes to stderr.
-    logger.handlers, logger.propagate = [RecordTeller(tell, threading.get_ident())], False
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    before = [(logger.handlers, logger.propagate) for logger in loggers]
+    # torch gives its own a handler that writes to stderr.
+    for logger in loggers:
+        logger.handlers, logger.propagate = [RecordTeller(tell, threading.get_ident())], False
     caught: list[warnings.WarningMessage] = []
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             yield caught
     finally:
-        logger.handlers, logger.propagate = before
+        for logger, (handlers, propagate) in zip(loggers, before, strict=True):
+            logger.handlers, logger.propagate = handlers, propagate
         for line, count in Counter(map(_told, caught)).items():
             tell(line if count == 1 else f"{line} ({count} times)")
 
