@@ -138,6 +138,10 @@ class Backend(ABC):
             return f"it runs on {' and '.join(self.device_types)}, not on {device.type}"
         return None
 
+    def why_not_load(self, device: torch.device) -> str | None:
+        """Why a saved build cannot be used here; None if it can, also where what only a build needs is missing."""
+        return self.why_not(device)
+
     def why_not_for(self, module: nn.Module) -> str | None:
         """Why it is not applicable to a module; None if it is."""
         return None

@@ -396,7 +396,7 @@ def _check_environment(
     """Refuse what cannot be used here, and tell what is built again."""
     if backend is None:
         return
-    if reason := backend.why_not(device):
+    if reason := backend.why_not_load(device):
         raise ArchiveError(f"{archive.path}: {entry.name} needs {choice.description}, which is not possible: {reason}.")
     if choice.files and backend.writes_code and not trust:
         raise ArchiveError(

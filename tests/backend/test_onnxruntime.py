@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import importlib.util
 import logging
 import warnings
 
@@ -338,7 +339,7 @@ def test_an_input_on_another_device_is_refused(request_of):
         call(torch.empty(2, 8, device="meta"))
 
 
-def test_a_tuned_module_is_saved_and_loaded_without_trust(tmp_path):
+def test_a_tuned_module_is_saved_and_loaded_with_the_runtime_alone(tmp_path, monkeypatch):
     def fresh():
         return Nested().eval()
 
@@ -351,6 +352,11 @@ def test_a_tuned_module_is_saved_and_loaded_without_trust(tmp_path):
     report = pl.tune(wrapper, samples)
     assert report.modules[0].error is None, report.describe()
     pl.save(wrapper, tmp_path / "nested.ait")
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name in ("onnx", "onnxscript") else find(name, *rest)
+    )
+    assert "not installed: pip install onnx onnxscript" in ONNXRuntimeBackend().why_not(CPU)
     other = pl.load(fresh(), tmp_path / "nested.ait")
     args, kwargs = nested_call(2)
     expected, result = wrapper(*args, **kwargs), other(*args, **kwargs)
