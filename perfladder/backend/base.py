@@ -45,6 +45,7 @@ class BuildRequest:
         samples: Recorded calls of it; none when a saved archive is loaded.
         device: Where it runs.
         folder: Empty folder for what the build writes; stays, and goes into saved archives.
+        shared_folder: The user's own folder for what builds leave to later ones, such as timings; None: nothing is.
     """
 
     module: nn.Module
@@ -53,6 +54,7 @@ class BuildRequest:
     samples: Sequence[Sample]
     device: torch.device
     folder: Path
+    shared_folder: Path | None = None
 
     def calls(self) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
         """Arguments to try: those of the samples, and samples with the least and the largest sizes of the graph."""
@@ -96,8 +98,8 @@ class Backend(ABC):
     config_class: ClassVar[type[BackendConfig]] = BackendConfig
     device_types: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
     is_isolated: ClassVar[bool] = True
-    libraries: ClassVar[tuple[str, ...]] = ()
     writes_code: ClassVar[bool] = False
+    libraries: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, config: BackendConfig | None = None, **options: Any) -> None:
         """Take a config, or its fields by name.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from perfladder.tuning.graphs import GraphSpec
 
 Provider = Literal["cpu", "cuda", "tensorrt"]
-
-_PACKAGES: Final = {"onnx": "onnx", "onnxruntime": "onnxruntime"}
 
 
 class ONNXRuntimeBackendConfig(BackendConfig):
@@ -94,15 +92,11 @@ class ONNXRuntimeBackend(Backend):
             TuningError: The module cannot be exported or run for all sizes of the graph.
         """
         from perfladder.backend.exported import FlatBuild
-        from perfladder.backend.flat import learned_form
-        from perfladder.backend.onnx_export import export_onnx
+        from perfladder.backend.onnx_export import export_onnx, form_of_result
 
         if reason := self.why_not_for(request.module) or self.why_not_for_graph(request.graph):
             raise TuningError(reason)
-        form = learned_form(request, *request.samples[0].fresh())
-        for number in form.changed:
-            path = request.graph.inputs[number].access_path
-            raise TuningError(f"the module changes its argument `{path}` in place, which an ONNX model cannot")
+        form = form_of_result(request)
         build = FlatBuild.read(request.folder)
         if build is None:
             build = export_onnx(request, use_dynamo=self.config.use_dynamo, opset_version=self.config.opset_version)
@@ -149,9 +143,9 @@ class ONNXRuntimeBackend(Backend):
 
     def _missing_library(self) -> str | None:
         from perfladder.backend.exported import missing_libraries
+        from perfladder.backend.onnx_export import missing_exporter
 
-        needed = _PACKAGES | {"onnxscript": "onnxscript"} if self.config.use_dynamo else _PACKAGES
-        return missing_libraries(needed)
+        return missing_exporter(use_dynamo=self.config.use_dynamo) or missing_libraries({"onnxruntime": "onnxruntime"})
 
 
 def _why_not_dtypes(what: str, dtypes: set[str]) -> str | None:

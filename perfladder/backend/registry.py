@@ -16,6 +16,7 @@ _OWN: Final = {
     "inductor_aot": "perfladder.backend.inductor_aot:TorchInductorAotBackend",
     "inductor_jit": "perfladder.backend.inductor_jit:TorchInductorJitBackend",
     "onnxruntime": "perfladder.backend.onnxruntime:ONNXRuntimeBackend",
+    "tensorrt": "perfladder.backend.tensorrt:TensorRTBackend",
     "torch_tensorrt_aot": "perfladder.backend.torch_tensorrt_aot:TorchTensorRTAotBackend",
     "torch_tensorrt_jit": "perfladder.backend.torch_tensorrt_jit:TorchTensorRTJitBackend",
     "torchao": "perfladder.backend.torchao:TorchAOBackend",

@@ -311,7 +311,15 @@ class GraphWork:
     def _request(self, backend: Backend) -> BuildRequest:
         folder = self.build_folder(backend)
         folder.mkdir(parents=True, exist_ok=True)
-        return BuildRequest(self.control.inner, self.control.plain, self.graph, self.samples, self.device, folder)
+        return BuildRequest(
+            self.control.inner,
+            self.control.plain,
+            self.graph,
+            self.samples,
+            self.device,
+            folder,
+            self.cache.shared_folder,
+        )
 
     def _build_key(self, backend: Backend) -> str:
         sizes = [spec.max_shape for spec in self.graph.inputs]  # a search for larger batches may have changed them

@@ -433,7 +433,7 @@ def _put_in_place(plan: _Plan, obj: Any) -> Any:
     graphs = {graph.name: graph for graph in plan.table.graphs}
     with cache.inductor():
         chosen = [
-            _served(control, graphs[choice.graph], choice, backend, folder, plan.device)
+            _served(control, graphs[choice.graph], choice, backend, folder, plan.device, cache.shared_folder)
             for choice, backend, folder in plan.backends
         ]
     control.set_tuned(plan.table, chosen, config.snapshot())
@@ -451,9 +451,10 @@ def _served(
     backend: Backend | None,
     folder: Path,
     device: torch.device,
+    shared_folder: Path,
 ) -> Chosen:
     if backend is None:
         return Chosen(graph, None, choice.description, record=choice.record)
-    request = BuildRequest(control.inner, control.plain, graph, (), device, folder)
+    request = BuildRequest(control.inner, control.plain, graph, (), device, folder, shared_folder)
     built = backend.build(request, is_saved=True)
     return Chosen(graph, built.call, choice.description, backend, folder, choice.record, built.owns_weights)

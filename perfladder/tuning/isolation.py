@@ -139,6 +139,7 @@ class _Sender(threading.Thread):
             "samples": request.samples,
             "device": str(request.device),
             "folder": str(request.folder),
+            "shared_folder": request.shared_folder,
             "cache_dir": self._cache_dir,
         }
         try:

@@ -42,7 +42,8 @@ def _try(work_stream: object) -> str | None:
         work = pickle.load(work_stream)  # type: ignore[arg-type]
         module, device = work["module"], torch.device(work["device"])
         _lend_names(module)
-        request = BuildRequest(module, module.forward, work["graph"], work["samples"], device, Path(work["folder"]))
+        folders = Path(work["folder"]), work["shared_folder"]
+        request = BuildRequest(module, module.forward, work["graph"], work["samples"], device, *folders)
         cache_dir = work["cache_dir"]
         with (
             nullcontext() if cache_dir is None else inductor_cache(cache_dir),

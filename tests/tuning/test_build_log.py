@@ -190,11 +190,11 @@ class Needs(toys.Faster):
 
 
 def test_another_version_of_its_library_is_another_build(clock, monkeypatch):
-    known = cache_module._version_of
+    known = cache_module.version_of
     toy = toys.Toy()
 
     def tune(version):
-        monkeypatch.setattr(cache_module, "_version_of", lambda name: version if name == "a-compiler" else known(name))
+        monkeypatch.setattr(cache_module, "version_of", lambda name: version if name == "a-compiler" else known(name))
         strategy = pl.FirstWinsStrategy([Needs(ms=1.0), toys.Faster(label="other", ms=2.0), EAGER])
         strategy.enable_performance_validation("diagnostic")
         report = pl.tune(pl.Module(toy, strategy=strategy), toys.samples(), clock=clock)

@@ -174,11 +174,11 @@ def test_another_environment_is_refused_by_name_or_built_again(monkeypatch, capl
 
 
 def test_another_version_of_the_library_of_a_backend_is_another_environment(monkeypatch):
-    known = cache._version_of
-    monkeypatch.setattr(cache, "_version_of", lambda name: "1.0" if name == "a-compiler" else known(name))
+    known = cache.version_of
+    monkeypatch.setattr(cache, "version_of", lambda name: "1.0" if name == "a-compiler" else known(name))
     pl.save(tuned(Needing()), "needs.ait")
     pl.load(Pipe(1), "needs.ait")
-    monkeypatch.setattr(cache, "_version_of", lambda name: "1.1" if name == "a-compiler" else known(name))
+    monkeypatch.setattr(cache, "version_of", lambda name: "1.1" if name == "a-compiler" else known(name))
     with pytest.raises(ArchiveError, match=r"another environment \(a-compiler 1\.0 there, 1\.1 here\)"):
         pl.load(Pipe(1), "needs.ait")
 
