@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from perfladder.backend.registry import register_backend as register_backend
     from perfladder.backend.tensorrt import TensorRTBackend as TensorRTBackend
     from perfladder.backend.tensorrt import TensorRTBackendConfig as TensorRTBackendConfig
+    from perfladder.backend.torch_tensorrt_aot import TorchTensorRTAotBackend as TorchTensorRTAotBackend
+    from perfladder.backend.torch_tensorrt_aot import TorchTensorRTAotBackendConfig as TorchTensorRTAotBackendConfig
+    from perfladder.backend.torch_tensorrt_jit import TorchTensorRTJitBackend as TorchTensorRTJitBackend
+    from perfladder.backend.torch_tensorrt_jit import TorchTensorRTJitBackendConfig as TorchTensorRTJitBackendConfig
     from perfladder.backend.torchao import TorchAOBackend as TorchAOBackend
     from perfladder.backend.torchao import TorchAOBackendConfig as TorchAOBackendConfig
     from perfladder.backend.trt_engines import EngineBuild as EngineBuild
@@ -55,6 +59,10 @@ _LAZY = {
     "TorchInductorJitBackendConfig": "inductor_jit",
     "TorchQuantizationConfig": "quantization",
     "build_engine": "trt_engines",
+    "TorchTensorRTAotBackend": "torch_tensorrt_aot",
+    "TorchTensorRTAotBackendConfig": "torch_tensorrt_aot",
+    "TorchTensorRTJitBackend": "torch_tensorrt_jit",
+    "TorchTensorRTJitBackendConfig": "torch_tensorrt_jit",
     "find_backend": "registry",
     "load_engine": "trt_engines",
     "register_backend": "registry",

@@ -88,8 +88,9 @@ class Backend(ABC):
         config_class: Its options.
         device_types: Where it works.
         is_isolated: A first build is made in a process of its own, which may crash or hang.
+        libraries: What its builds depend on besides torch, by the names that pip installs them by: another version is
+            another build.
         writes_code: The files of its builds are code, which is loaded from an archive only where the user trusts it.
-        libraries: Packages whose versions decide what it builds, besides torch.
         is_lossy: Its numbers differ by design, so that it needs a quality gate instead of a tolerance.
     """
 
@@ -138,6 +139,10 @@ class Backend(ABC):
         if device.type not in self.device_types:
             return f"it runs on {' and '.join(self.device_types)}, not on {device.type}"
         return None
+
+    def why_not_load(self, device: torch.device) -> str | None:
+        """Why a saved build cannot be used here; None if it can, also where what only a build needs is missing."""
+        return self.why_not(device)
 
     def why_not_for(self, module: nn.Module) -> str | None:
         """Why it is not applicable to a module; None if it is."""

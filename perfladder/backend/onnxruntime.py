@@ -49,8 +49,16 @@ class ONNXRuntimeBackend(Backend):
 
     def why_not(self, device: torch.device) -> str | None:
         """Besides the device: a library is not installed, or this build of ONNX Runtime has no such provider."""
-        if reason := super().why_not(device) or self._missing_library():
-            return reason
+        return super().why_not(device) or self._missing_library() or self._why_no_provider(device)
+
+    def why_not_load(self, device: torch.device) -> str | None:
+        """A finished file needs the runtime, and nothing that exports."""
+        from perfladder.backend.exported import missing_libraries
+
+        missing = missing_libraries({"onnxruntime": "onnxruntime"})
+        return super().why_not(device) or missing or self._why_no_provider(device)
+
+    def _why_no_provider(self, device: torch.device) -> str | None:
         provider = self._provider(device)
         if (provider == "cpu") != (device.type == "cpu"):
             return f"execution_provider={provider!r} does not run on {device.type}, where the module is"

@@ -11,7 +11,7 @@ import shutil
 import sys
 import sysconfig
 import types
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, suppress
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
@@ -221,9 +221,14 @@ def _is_plain_tuple(value: Any, plain: tuple[type, ...]) -> bool:
     return isinstance(value, (tuple, list)) and all(isinstance(item, plain) for item in value)
 
 
-def versions() -> dict[str, str]:
-    """Of Python and of the libraries that decide what is built."""
-    return {"python": platform.python_version(), **{name: version_of(name) for name in _LIBRARIES}}
+def versions(libraries: Iterable[str] = ()) -> dict[str, str]:
+    """Of Python, of the libraries that decide what is built, and of others by the names that they are installed by."""
+    return {"python": platform.python_version(), **library_versions([*_LIBRARIES, *libraries])}
+
+
+def library_versions(libraries: Iterable[str]) -> dict[str, str]:
+    """Installed versions by name; `none` where one is not installed."""
+    return {name: version_of(name) for name in libraries}
 
 
 @lru_cache(maxsize=256)

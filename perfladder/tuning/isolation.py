@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from perfladder import guard
+from perfladder.tuning.build_log import BuildLog
 
 if TYPE_CHECKING:
     from perfladder.backend.base import Backend, BuildRequest
@@ -63,17 +64,20 @@ def try_in_child(backend: Backend, request: BuildRequest, limits: TrialLimits) -
     """Build, and run what was built, in a fresh process.
 
     The module and its samples go there through a pipe, pickled for that process alone; no file is written. A module
-    that cannot be sent this way is an error: such a backend then does not run here at all.
+    that cannot be sent this way is an error: such a backend then does not run here at all. All that the process prints
+    goes into the log of the build.
     """
     if not limits.is_wanted:
         return Trial(None, 0.0)
     start = time.monotonic()
-    with tempfile.TemporaryFile() as log:
-        error, peak = _run(backend, request, limits, log.fileno(), start + limits.timeout_s)
+    log = BuildLog(backend, request, in_child=True)
+    with tempfile.TemporaryFile() as output:
+        error, peak = _run(backend, request, limits, output.fileno(), start + limits.timeout_s)
         if error is not None and error.startswith("its process"):
-            log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
-            printed = log.read().decode(errors="replace").strip()
+            output.seek(max(0, output.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            printed = output.read().decode(errors="replace").strip()
             error += f". Its last output:\n{printed}" if printed else ". It printed nothing"
+        log.write(output, "built, and run on all samples" if error is None else f"failed: {error}")
     return Trial(error, round(time.monotonic() - start, 3), peak)
 
 

@@ -334,6 +334,28 @@ class TestMaxBatch:
         num_runs = (clock.now_ns - before) / 1e7
         assert num_runs < 60, "some for recording, checking and timing, none for a search"
 
+    def test_a_stated_size_ends_the_search(self, clock):
+        toy, sizes = toys.Toy(clock, ms=8, sample_ms=1), set()
+        toy.register_forward_pre_hook(lambda _, args: sizes.add(len(args[0])))
+
+        class Pair(torch.nn.Module):
+            """One input has stated sizes, the other one those that were seen."""
+
+            def __init__(self):
+                super().__init__()
+                self.toy = toy
+
+            def forward(self, x, y):
+                return self.toy(x) + y
+
+        strategy = pl.OneBackendStrategy(pl.backend.TorchEagerBackend()).enable_find_max_batch_size()
+        shapes = {"x": (pl.BatchDim("batch", 1, 11), 4)}
+        wrapper = pl.Module(Pair().eval(), strategy=strategy, dynamic_shapes=shapes)
+        pl.tune(lambda x: wrapper(x, x), toys.samples(4), clock=clock)
+        assert max(sizes) == 11
+        assert wrapper.graph_specs[0].get_max_batch_size() == 11
+        assert wrapper.graph_specs[0].effective_input_shapes()["y"][2] == (11, 4)
+
     def test_it_is_off_by_default(self, decided, clock):
         wrapper = pl.Module(toys.Toy(clock), strategy=pl.MaxThroughputStrategy([backend("a", 5)]))
         pl.tune(wrapper, toys.samples(), clock=clock)

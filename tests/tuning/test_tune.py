@@ -614,7 +614,9 @@ def test_another_version_of_a_library_that_builds_is_evaluated_anew(tune, wrappe
     wrapper = wrapped()
     tune(wrapper)
     assert the_graph(tune(wrapper)).decision.candidates[0].is_reused
-    monkeypatch.setattr("perfladder.tuning.candidates.version_of", lambda package: f"{package} 0")
+    monkeypatch.setattr(
+        "perfladder.tuning.candidates.library_versions", lambda libraries: dict.fromkeys(libraries, "0")
+    )
     assert not the_graph(tune(wrapper)).decision.candidates[0].is_reused
 
 
