@@ -122,7 +122,7 @@ def test_stalls_on_the_other_side_do_not_agree_with_a_throughput():
 SIDES = {
     "busy": lambda x: diagnose({**STREAMING, t.MEMORY: x, t.DRAM: 92.0}).verdict,
     "saturated": lambda x: "little is left" in diagnose({**STREAMING, t.MEMORY: x}).observations[1].statement,
-    "balanced": lambda x: diagnose({**PRODUCT, t.MEMORY: 88.0 - x}).verdict,
+    "balanced": lambda x: diagnose({**PRODUCT, t.MEMORY: 88.0 - x, t.L2: 80.0}).verdict,
     "full_wave": lambda x: diagnose({**SMALL, t.WAVES: x}).verdict,
     "memory_level": lambda x: diagnose({**STREAMING, t.DRAM: x, t.L2: 5.0}).verdict,
     "busy_pipe": lambda x: diagnose({**PRODUCT, TENSOR: x}).verdict,
