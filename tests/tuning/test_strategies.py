@@ -122,6 +122,17 @@ class TestFirstWins:
         with_images = default_backends(nn.Sequential(nn.Conv2d(1, 1, 1)), "cpu")
         assert [one.config.memory_format for one in with_images] == ["channels_last", None, "channels_last", None]
 
+    def test_defaults_on_cuda_begin_with_tensorrt(self):
+        found = default_backends(nn.Linear(2, 2), "cuda")
+        assert [repr(one) for one in found[:2]] == ["TensorRTBackend()", "TensorRTBackend(use_dynamo=False)"]
+
+    def test_strategies_that_time_all_take_more(self):
+        names = [one.name for one in pl.MinLatencyStrategy().backends_for(nn.Linear(2, 2), "cpu")]
+        assert names == ["inductor_jit", "inductor_aot", "onnxruntime", "eager"]
+        on_cuda = [one.name for one in pl.MaxThroughputStrategy().backends_for(nn.Linear(2, 2), "cuda")]
+        assert set(on_cuda) >= {"tensorrt", "torch_tensorrt_aot", "torch_tensorrt_jit", "onnxruntime", "inductor_aot"}
+        assert [one.name for one in pl.MaxThroughputStrategy([EAGER]).backends_for(nn.Linear(2, 2), "cpu")] == ["eager"]
+
 
 @pytest.mark.parametrize(
     ("ms", "is_taken"),
