@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from perfladder.errors import NotPossibleHereError
 from perfladder.flows.config import ProfilePipelineConfig
 from perfladder.ladder import Climb
 from perfladder.rungs.cost import Ask
@@ -44,8 +45,19 @@ def begin(
         tell=tell,
     )
     source = config.source or (config.workload if isinstance(config.workload, str) else file.workload.name)
-    ladder = Climb(file, source=source, runs_dir=runs_dir, until=config.until, tell=tell, ask=ask, step=step)
-    with store:
+    ladder = Climb(
+        file,
+        source=source,
+        runs_dir=runs_dir,
+        until=config.until,
+        tell=tell,
+        ask=ask,
+        step=step,
+        resume=config.resume,
+    )
+    with closing(ladder.run), store:
+        if ladder.run.record.mlflow_error is not None:
+            ladder.run.update(mlflow_error=None)
         try:
             with ladder:
                 yield Begun(ladder, store)
@@ -54,7 +66,7 @@ def begin(
                 store.longest_wait_s = _PATIENCE_S
             raise
         finally:
-            with suppress(StoreError):
+            with suppress(StoreError, NotPossibleHereError):
                 store.log_end(ladder.run)
 
 

@@ -17,6 +17,9 @@ class ProfilePipelineConfig(Model):
     source: str | None = Field(default=None, description="What to call the workload's origin in the record.")
     runs_dir: str = "runs"
     until: str = Field(default=LAST_RUNG, description="The last rung to climb.")
+    resume: str | None = Field(
+        default=None, description="An unfinished run to go on with: a folder, an id, or 'latest' of the workload."
+    )
     tracking_uri: str | None = Field(
         default=None, description="MLflow's address; by default SQLite in the runs folder."
     )

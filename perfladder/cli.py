@@ -44,6 +44,14 @@ Until = Annotated[
 TrackingUri = Annotated[
     str | None, typer.Option("--tracking-uri", help="MLflow tracking URI; by default a SQLite store in --out.")
 ]
+Resume = Annotated[
+    str | None,
+    typer.Option(
+        "--resume",
+        metavar="RUN",
+        help="Go on with an unfinished run of this workload: its folder, its id, or 'latest'. What still holds is kept.",
+    ),
+]
 Set = Annotated[
     list[str] | None, typer.Option("--set", help="Change a workload field, as in --set measured_runs=20 (repeatable).")
 ]
@@ -82,7 +90,8 @@ def _terminate(*_: object) -> None:
 
 
 def _tell_interrupted(exit_code: int, as_json: bool) -> None:
-    told = dict.fromkeys(("run", "demo"), " What was finished is in its folder: perfladder report latest")
+    told = {"demo": " What was finished is in its folder: perfladder report latest"}
+    told["run"] = f"{told['demo']}. To go on with it, give the same command once more, with --resume latest."
     told["tune"] = " Candidates that were finished are not tried again: give the same command once more."
     message = "Interrupted." + told.get("".join(sys.argv[1:2]), "")
     if as_json:
@@ -130,6 +139,7 @@ def run(
     until: Until = "kernels",
     tracking_uri: TrackingUri = None,
     step: Annotated[bool, typer.Option("--step", help="Ask before every rung but the first.")] = False,
+    resume: Resume = None,
     changes: Set = None,
 ) -> None:
     """Climb the ladder on a workload: stage timing, regions, isolated replay, kernels."""
@@ -142,6 +152,7 @@ def run(
         tracking_uri=tracking_uri,
         changes=changes or [],
         step=step,
+        resume=resume,
     )
 
 
@@ -447,6 +458,7 @@ def _run(
     tracking_uri: str | None,
     changes: list[str],
     step: bool = False,
+    resume: str | None = None,
 ) -> None:
     with _errors(as_json), show_lines() as lines:
         if step and lines.ask is None:
@@ -455,15 +467,32 @@ def _run(
         if plain:
             from perfladder.ladder import climb
 
-            outcome = climb(file, runs_dir=out, until=until, tell=lines.tell, source=source, ask=lines.ask, step=step)
+            outcome = climb(
+                file,
+                runs_dir=out,
+                until=until,
+                tell=lines.tell,
+                source=source,
+                ask=lines.ask,
+                step=step,
+                resume=resume,
+            )
         else:
-            outcome = _run_flow(file, source, out, until, tracking_uri, lines, step=step)
+            outcome = _run_flow(file, source, out, until, tracking_uri, lines, step=step, resume=resume)
     _show_outcome(outcome, as_json)
     raise typer.Exit(outcome.exit_code)
 
 
 def _run_flow(
-    file: WorkloadFile, source: str, out: Path, until: str, tracking_uri: str | None, lines: Lines, *, step: bool
+    file: WorkloadFile,
+    source: str,
+    out: Path,
+    until: str,
+    tracking_uri: str | None,
+    lines: Lines,
+    *,
+    step: bool,
+    resume: str | None,
 ) -> ClimbOutcome:
     import importlib.util
 
@@ -484,6 +513,7 @@ def _run_flow(
         runs_dir=str(out.resolve()),
         until=until,
         tracking_uri=tracking_uri,
+        resume=resume,
     )
     return run_profile_pipeline(config, tell=lines.tell, ask=lines.ask, step=step)
 

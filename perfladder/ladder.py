@@ -14,13 +14,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
+from perfladder.checksums import Checksums
+from perfladder.content_key import SourcesRequest, list_sources
 from perfladder.device_lock import device_lock
-from perfladder.errors import InputError, PerfladderError, RungError
+from perfladder.errors import InputError, NotPossibleHereError, PerfladderError, RungError
 from perfladder.files import cache_folder, write_atomically
 from perfladder.findings import Finding, collect_findings, rungs_to_skip
 from perfladder.models import Model
 from perfladder.rank_session import RankSession, open_session
-from perfladder.rundir import RunDirectory, RunStatus, read_model
+from perfladder.resume import Keys
+from perfladder.rundir import RunDirectory, RunStatus, find_run, read_model
 from perfladder.rungs.base import Launch, RungContext, RungResult
 from perfladder.rungs.capture import CaptureResult
 from perfladder.rungs.cost import Ask, CostEstimate, why_skipped
@@ -159,6 +162,14 @@ class _LazySession:
         """Run a measuring function where the target is loaded."""
         return self.loaded().call(measure, request, timeout_s=timeout_s)
 
+    def sources(self) -> dict[str, str]:
+        """The source files that the child has loaded, with their sums; none where no child has the target."""
+        if self._is_loaded and self._session is not None and self._session.is_alive:
+            with contextlib.suppress(PerfladderError):
+                timeout_s = self.file.workload.timeout_s
+                return self._session.call(list_sources, SourcesRequest(), timeout_s=timeout_s).files
+        return {}
+
     def close(self) -> None:
         """End the child."""
         if self._session is not None:
@@ -189,6 +200,10 @@ class Climb:
         environment: Environment variables of the children; by default this process's.
         ask: Asks the user at a terminal whether to climb a rung that is over budget; None: it is skipped.
         step: Whether to ask before every rung but the first.
+        resume: An unfinished run to go on with, in its own folder: a folder, an id, or `latest` of this workload.
+
+    Raises:
+        InputError: There is no such rung, or the run to go on with is finished, in use, or not there.
     """
 
     def __init__(
@@ -202,6 +217,7 @@ class Climb:
         environment: dict[str, str] | None = None,
         ask: Ask | None = None,
         step: bool = False,
+        resume: str | None = None,
     ) -> None:
         last = RUNGS.index(rung_named(until))
         self.rungs = RUNGS[: last + 1]
@@ -210,7 +226,16 @@ class Climb:
         self._ask, self._step = ask, step
         self.results: dict[str, RungResult] = {}
         self.findings: list[Finding] = []
-        self.run = RunDirectory.create(runs_dir, file.workload, source=source, base_dir=file.base_dir)
+        self.reused: set[str] = set()
+        self._kept: dict[str, RungResult] = {}
+        self._keys: Keys | None = None
+        self._is_resumed = resume is not None
+        if resume is None:
+            self.run = RunDirectory.create(runs_dir, file.workload, source=source, base_dir=file.base_dir)
+        else:
+            found = find_run(resume, runs_dir, workload_name=file.workload.name)
+            self.run = RunDirectory.resume(found, file.workload)
+            tell(f"going on with run {self.run.record.run_id}")
         self._environment = dict(environment if environment is not None else os.environ)
         self._broad = _LazySession(file, self.run.path / "session.log", self._environment)
         self._replay = _LazySession(file, self.run.path / "replay.log", self._environment)
@@ -234,12 +259,14 @@ class Climb:
         self.close()
         if self.run.record.status == "running":
             is_ours = isinstance(error, PerfladderError)
-            self.run.update(
-                status="failed" if is_ours else "interrupted",
-                ended_at=_now(),
-                exit_code=_exit_code_of(error),
-                error=str(error) if is_ours else "interrupted",
-            )
+            # A disk that is full or read-only takes this no more than what failed; that error is on its way.
+            with contextlib.suppress(NotPossibleHereError):
+                self.run.update(
+                    status="failed" if is_ours else "interrupted",
+                    ended_at=_now(),
+                    exit_code=_exit_code_of(error),
+                    error=str(error) if is_ours else "interrupted",
+                )
 
     def close(self) -> None:
         """End the children."""
@@ -255,8 +282,23 @@ class Climb:
         self._broad.loaded()
         self._replay.finish_preload()
         info = self.info
-        write_atomically(self.run.path / "environment.json", info.model_dump_json(indent=1))
+        with self.run.writing():
+            write_atomically(self.run.path / "environment.json", info.model_dump_json(indent=1))
+        self._keys = Keys(self.run, self.file, info.environment, Checksums(cache_folder(self._environment)))
+        self._keys.add_sources(self._broad.sources())
+        if self._is_resumed:
+            self._take_over(self._keys)
         return info
+
+    def _take_over(self, keys: Keys) -> None:
+        """Find out which results of the run still hold; the others are forgotten, with all their files."""
+        self._kept, reason = keys.holding(self.rungs)
+        if reason is not None:
+            self.tell(reason)
+        skipped = {entry.name for entry in self.run.record.rungs if entry.status == "skipped"}
+        for rung in RUNGS:
+            if rung.name not in self._kept and (rung.name not in skipped or reason is not None):
+                self.run.forget_result(rung.name)
 
     @property
     def info(self) -> LoadedInfo:
@@ -285,7 +327,17 @@ class Climb:
                 return
 
     def climb_rung(self, rung: Rung) -> RungResult:
-        """Climb one rung: write its result, then derive the findings. A failure costs this rung only."""
+        """Climb one rung: write its result, then derive the findings. A failure costs this rung only.
+
+        In a run that is gone on with, a result that still holds is taken over instead, and `reused` names its rung.
+
+        Raises:
+            NotPossibleHereError: The result cannot be written.
+        """
+        if (kept := self._kept.pop(rung.name, None)) is not None:
+            self.reused.add(rung.name)
+            self.tell(f"{rung.name} (rung {rung.number}): taken over, as measured at {kept.started_at}")
+            return self._conclude(rung, kept)
         folder = self.run.rung_folder(rung.number, rung.name)
         started_at, start = _now(), time.perf_counter()
         context = self._context(folder)
@@ -295,6 +347,8 @@ class Climb:
             skip = self._why_not_for_its_cost(rung, estimate)
         what = f"{rung.question} {estimate}" if skip is None else f"skipped. {skip}"
         self.tell(f"{rung.name} (rung {rung.number}): {what}")
+        if self._is_resumed and skip is None:
+            self._forget_from(rung)
         result = (
             self._attempt(rung, context)
             if skip is None
@@ -311,11 +365,26 @@ class Climb:
                 "fingerprints": self.info.fingerprints,
             }
         )
-        self.results[rung.name] = result
-        self.run.write_result(folder, rung.name, result, result.status, result.reason)
-        self.findings = collect_findings(self.workload, self.info, self.results, source=self.run.record.workload_source)
+        assert self._keys is not None
+        for session in (self._broad, self._replay):
+            self._keys.add_sources(session.sources())
+        key = self._keys.key_of(rung.name)
+        self.run.write_result(folder, rung.name, result, result.status, result.reason, key)
+        self._conclude(rung, result)
         if result.status == "failed":
             self.tell(f"{rung.name} (rung {rung.number}) failed: {result.reason}")
+        return result
+
+    def _forget_from(self, rung: Rung) -> None:
+        """What was measured after this rung rests on what it said then, or on its not being there."""
+        self._kept.clear()
+        for later in RUNGS[RUNGS.index(rung) :]:
+            self.run.forget_result(later.name)
+        self.run.rung_folder(rung.number, rung.name)
+
+    def _conclude(self, rung: Rung, result: RungResult) -> RungResult:
+        self.results[rung.name] = result
+        self.findings = collect_findings(self.workload, self.info, self.results, source=self.run.record.workload_source)
         return result
 
     def finish(self) -> ClimbOutcome:
@@ -334,7 +403,8 @@ class Climb:
             stopped_because=stopped_because,
             error=str(self._error) if self._error else None,
         )
-        write_report(build_report(self.run.path), self.run.path)
+        with self.run.writing():
+            write_report(build_report(self.run.path), self.run.path)
         return ClimbOutcome(
             run_dir=str(self.run.path),
             status=status,
@@ -409,6 +479,7 @@ def climb(
     source: str | None = None,
     ask: Ask | None = None,
     step: bool = False,
+    resume: str | Path | None = None,
 ) -> ClimbOutcome:
     """Climb the ladder with no server: the result is the run directory.
 
@@ -420,6 +491,7 @@ def climb(
         source: What to call the workload's origin in the record; by default the file or the workload's name.
         ask: Asks the user at a terminal about a rung over budget; None: it is skipped.
         step: Whether to ask before every rung but the first.
+        resume: An unfinished run to go on with, in its own folder: a folder, an id, or `latest` of this workload.
 
     Raises:
         PerfladderError: The workload or the target is wrong, so that nothing could be measured.
@@ -432,7 +504,7 @@ def climb(
         file = workload
     else:
         file, source = load_workload(workload), source or str(workload)
-    with Climb(
+    ladder = Climb(
         file,
         source=source or file.workload.name,
         runs_dir=Path(runs_dir),
@@ -440,7 +512,9 @@ def climb(
         tell=tell,
         ask=ask,
         step=step,
-    ) as ladder:
+        resume=None if resume is None else str(resume),
+    )
+    with contextlib.closing(ladder.run), ladder:
         ladder.wait_until_loaded()
         with ladder.holding_device():
             for rung in ladder.rungs_to_climb():
@@ -460,6 +534,8 @@ def load_results(run: RunDirectory) -> dict[str, RungResult]:
 def _exit_code_of(error: BaseException | None) -> int:
     if isinstance(error, PerfladderError):
         return error.exit_code
+    if isinstance(number := getattr(error, "signal", None), int):
+        return 128 + number  # What Prefect raises where a flow is cancelled.
     return error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 130
 
 

@@ -5,24 +5,30 @@ runs/<workload>/<time>-<id>/
     workload.yaml       the workload as it was understood
     environment.json    what the session found when it loaded the target
     <n>-<rung>/<rung>.json   one rung's result, with its traces and captures beside it
+    <n>-<rung>/key.json      what that result rests on
     report.md, report.json
     session.log         all that the target printed
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import secrets
 import shutil
+import weakref
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, Self, TypeVar
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
+from perfladder.content_key import ContentKey
 from perfladder.errors import InputError, NotPossibleHereError
-from perfladder.files import write_atomically
+from perfladder.files import flush_to_disk, write_atomically
 from perfladder.models import SCHEMA_VERSION, Model, newer_schema
 from perfladder.workload import Workload
 
@@ -30,6 +36,7 @@ RunStatus = Literal["running", "done", "failed", "interrupted"]
 M = TypeVar("M", bound=BaseModel)
 
 _MIN_FREE_BYTES = 256 << 20
+KEY_FILE = "key.json"
 
 
 class RungEntry(Model):
@@ -39,6 +46,7 @@ class RungEntry(Model):
     folder: str
     status: str
     reason: str | None = None
+    content_key: str | None = Field(default=None, description="Digest of what the result rests on.")
 
 
 class RunRecord(Model):
@@ -52,6 +60,7 @@ class RunRecord(Model):
     perfladder_version: str
     process_id: int | None = None
     started_at: str
+    resumed_at: list[str] = []
     ended_at: str | None = None
     status: RunStatus = "running"
     exit_code: int | None = None
@@ -63,6 +72,11 @@ class RunRecord(Model):
     mlflow_error: str | None = None
     prefect_flow_run_id: str | None = None
 
+    @property
+    def is_finished(self) -> bool:
+        """Whether there is nothing left to measure: it came to its end, and no rung failed."""
+        return self.status == "done" and not any(entry.status == "failed" for entry in self.rungs)
+
 
 class RunDirectory:
     """One run's folder, written by one process."""
@@ -70,6 +84,7 @@ class RunDirectory:
     def __init__(self, path: Path, record: RunRecord) -> None:
         self.path = path
         self.record = record
+        self._release: weakref.finalize[..., RunDirectory] | None = None
 
     @classmethod
     def create(cls, root: Path, workload: Workload, *, source: str, base_dir: Path) -> Self:
@@ -92,18 +107,58 @@ class RunDirectory:
             process_id=os.getpid(),
             started_at=now.isoformat(),
         )
-        try:
+        run = cls(path, record)
+        with _writing(path, "Choose another with --out."):
             path.mkdir(parents=True)
-            free_bytes = shutil.disk_usage(path).free
-            if free_bytes < _MIN_FREE_BYTES:
-                raise OSError(f"only {free_bytes >> 20} MiB are free, at least {_MIN_FREE_BYTES >> 20} MiB are needed")
-            write_atomically(path / "workload.yaml", yaml.safe_dump(workload.model_dump(mode="json"), sort_keys=False))
-            run = cls(path, record)
-            run.update()
-        except OSError as error:
-            raise NotPossibleHereError(
-                f"The run directory {path} cannot be written: {error}. Choose another with --out."
-            ) from error
+            run._hold()
+            run._begin(workload)
+        return run
+
+    @classmethod
+    def resume(cls, path: Path, workload: Workload) -> Self:
+        """Open an unfinished run to go on with it, and find out now whether it can be written.
+
+        Raises:
+            InputError: It is finished, another process is writing it, or it is of another workload.
+            NotPossibleHereError: The folder is read-only or its disk is full.
+        """
+        run = cls.open(path.resolve())
+        if run.record.workload_name != workload.name:
+            raise InputError(
+                f"--resume: run {run.record.run_id} is of the workload {run.record.workload_name!r}, and "
+                f"{workload.name!r} was given. Give the workload that the run was started with."
+            )
+        run._hold()
+        run.record = cls.open(run.path).record
+        if run.record.is_finished:
+            run.close()
+            raise InputError(
+                f"--resume: run {run.record.run_id} is finished, and there is nothing to go on with. Leave --resume out "
+                f"to measure anew, or show it with: perfladder report {run.path}"
+            )
+        from perfladder import __version__
+
+        hint = f"Make room, or make it writable, then give the same command once more. {run.path} has all that was kept."
+        try:
+            with _writing(run.path, hint):
+                run.record = run.record.model_copy(
+                    update={
+                        "status": "running",
+                        "perfladder_version": __version__,
+                        "process_id": os.getpid(),
+                        "resumed_at": [*run.record.resumed_at, datetime.now(UTC).isoformat(timespec="milliseconds")],
+                        "ended_at": None,
+                        "exit_code": None,
+                        "error": None,
+                        "stopped_because": None,
+                    }
+                )
+                for part in run.path.glob(".*.part"):
+                    part.unlink()
+                run._begin(workload)
+        except BaseException:
+            run.close()
+            raise
         return run
 
     @classmethod
@@ -118,9 +173,28 @@ class RunDirectory:
         return cls(path, read_model(path / "run.json", RunRecord))
 
     def update(self, **changes: object) -> None:
-        """Change the record, on disk first of all."""
-        self.record = self.record.model_copy(update=changes)
-        write_atomically(self.path / "run.json", self.record.model_dump_json(indent=1))
+        """Change the record, on disk first of all.
+
+        Raises:
+            NotPossibleHereError: It cannot be written; what is on disk stays as it was.
+        """
+        record = self.record.model_copy(update=changes)
+        with self.writing():
+            write_atomically(self.path / "run.json", record.model_dump_json(indent=1))
+        self.record = record
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """Turn a full or read-only disk into one message that says how to go on."""
+        hint = f"What was finished is kept. Make room, then go on with it: --resume {self.record.run_id}"
+        with _writing(self.path, hint):
+            yield
+
+    def close(self) -> None:
+        """Let other processes go on with the run; the kernel does so for one that dies."""
+        if self._release is not None:
+            self._release()
+            self._release = None
 
     def rung_folder(self, number: int, name: str) -> Path:
         """The folder of one rung, made when asked for."""
@@ -128,17 +202,118 @@ class RunDirectory:
         folder.mkdir(exist_ok=True)
         return folder
 
-    def write_result(self, folder: Path, name: str, result: BaseModel, status: str, reason: str | None) -> Path:
-        """Write a rung's result, then note it in the record."""
+    def write_result(
+        self,
+        folder: Path,
+        name: str,
+        result: BaseModel,
+        status: str,
+        reason: str | None,
+        key: ContentKey | None = None,
+    ) -> Path:
+        """Write a rung's result after all that lies beside it, then note it in the record.
+
+        Args:
+            folder: The rung's.
+            name: The rung.
+            result: What it saw.
+            status: How it ended.
+            reason: Why, if it is not done.
+            key: What the result rests on; without one it is never taken over.
+        """
         path = folder / f"{name}.json"
-        write_atomically(path, result.model_dump_json(indent=1))
-        entry = RungEntry(name=name, folder=folder.name, status=status, reason=reason)
-        self.update(rungs=[*(e for e in self.record.rungs if e.name != name), entry])
+        with self.writing():
+            for beside in folder.rglob("*"):
+                if beside.is_dir() or (beside.is_file() and not beside.is_symlink()):
+                    flush_to_disk(beside)
+            if key is not None:
+                write_atomically(folder / KEY_FILE, key.model_dump_json(indent=1))
+            write_atomically(path, result.model_dump_json(indent=1))
+        entry = RungEntry(
+            name=name,
+            folder=folder.name,
+            status=status,
+            reason=reason,
+            content_key=key.digest if key is not None else None,
+        )
+        before = self.record.rungs
+        is_new = name not in [e.name for e in before]
+        self.update(rungs=[*before, entry] if is_new else [entry if e.name == name else e for e in before])
         return path
+
+    def forget_result(self, name: str) -> None:
+        """Take a rung out of the record, and then all its files away, finished or not."""
+        entries = [entry for entry in self.record.rungs if entry.name != name]
+        if len(entries) < len(self.record.rungs):
+            self.update(rungs=entries)
+        with self.writing():
+            for folder in self.path.glob(f"*-{name}"):
+                shutil.rmtree(folder)
+
+    def _begin(self, workload: Workload) -> None:
+        free_bytes = shutil.disk_usage(self.path).free
+        if free_bytes < _MIN_FREE_BYTES:
+            raise OSError(f"only {free_bytes >> 20} MiB are free, at least {_MIN_FREE_BYTES >> 20} MiB are needed")
+        text = yaml.safe_dump(workload.model_dump(mode="json"), sort_keys=False)
+        write_atomically(self.path / "workload.yaml", text)
+        write_atomically(self.path / "run.json", self.record.model_dump_json(indent=1))
+
+    def _hold(self) -> None:
+        """Be the one process that writes here, by a lock on the folder itself, which leaves no file behind.
+
+        Raises:
+            InputError: Another process is that.
+        """
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        self._release = weakref.finalize(self, os.close, descriptor)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.close()
+            raise InputError(
+                f"--resume: run {self.record.run_id} is still being written, by process {self.record.process_id}. "
+                "Wait for its end, or end it first."
+            ) from None
+        except OSError:  # Some network file systems lock no folders; there, nobody else is noticed.
+            return
 
     def relative(self, path: str | os.PathLike[str]) -> str:
         """A path below the run, as it is written in reports."""
         return os.path.relpath(path, self.path)
+
+
+def find_run(name: str, runs_dir: Path, *, workload_name: str = "*") -> Path:
+    """Find a run by its folder, its id, or `latest`.
+
+    Args:
+        name: Which one.
+        runs_dir: Where run directories are.
+        workload_name: Look among the runs of this workload only.
+
+    Raises:
+        InputError: There is none.
+    """
+    if (Path(name) / "run.json").is_file():
+        return Path(name)
+    runs = sorted(runs_dir.glob(f"{workload_name}/*/run.json"), key=lambda path: path.parent.name)
+    if name == "latest" and runs:
+        return runs[-1].parent
+    matching = [path.parent for path in runs if path.parent.name == name]
+    if matching:
+        return matching[0]
+    where = runs_dir if workload_name == "*" else runs_dir / workload_name
+    known = ", ".join(f"{path.parent}" for path in runs[-3:]) or f"none below {where}"
+    if Path(name).is_dir():
+        raise InputError(f"The folder {name} is no run: it has no run.json. Newest runs: {known}.")
+    raise InputError(f"There is no run {name!r}. Give its folder, its id or 'latest'. Newest runs: {known}.")
+
+
+@contextlib.contextmanager
+def _writing(path: Path, hint: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise NotPossibleHereError(f"The run directory {path} cannot be written: {error}. {hint}") from error
 
 
 def read_model(path: Path, kind: type[M]) -> M:

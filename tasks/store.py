@@ -117,7 +117,7 @@ class TrackingStore:
         self.longest_wait_s = math.inf
         self._runs_dir = runs_dir.resolve()
         self._failures = 0
-        self._has_ended = False
+        self._has_begun = self._has_ended = False
         self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
         self._variables = contextlib.ExitStack()
 
@@ -164,11 +164,12 @@ class TrackingStore:
         return failures
 
     def _begin(self, run: RunDirectory) -> None:
-        if run.record.mlflow_run_id is not None:
+        if self._has_begun:
             return
         run.update(mlflow_tracking_uri=masked(self.uri))
         run_id = self._call(run, "log_begin")
         run.update(mlflow_run_id=run_id)
+        self._has_begun = True
 
     def _log(self, run: RunDirectory, name: str, *arguments: object) -> list[str]:
         failures: list[str] = self._call(run, name, *arguments)

@@ -1,6 +1,6 @@
 """The report of a run: one model, built from the run directory, and Markdown views of it."""
 
-from perfladder.report.model import Report, build_report, find_run
+from perfladder.report.model import Report, build_report
 from perfladder.report.views import (
     render_capture,
     render_inspection,
@@ -11,6 +11,7 @@ from perfladder.report.views import (
     render_tuning,
     write_report,
 )
+from perfladder.rundir import find_run
 
 __all__ = [
     "Report",
