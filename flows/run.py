@@ -47,8 +47,9 @@ def run_profile_pipeline(
 
         begun.ladder.wait_until_loaded()
         begun.store.wait()
-        with _prefect_at(server.wait(), is_local=isinstance(server, PrefectServer)):
-            return climb_begun(config.model_copy(update={"tracking_uri": None}), begun)
+        is_local = isinstance(server, PrefectServer)
+        with _prefect_at(server.wait(), is_local=is_local):
+            return climb_begun(config.model_copy(update={"tracking_uri": None}), begun, is_shared=not is_local)
 
 
 def _client_variables(server: PrefectServer | UsersServer, variables: Mapping[str, str]) -> dict[str, str]:

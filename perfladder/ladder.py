@@ -316,7 +316,7 @@ class Climb:
         """Hold the lock of each device that is measured on, always in one order."""
         with contextlib.ExitStack() as locks:
             for name in self.info.lock_names:
-                locks.enter_context(device_lock(name, tell=self.tell))
+                locks.enter_context(device_lock(name, what=f"run {self.run.path}", tell=self.tell))
             yield
 
     def rungs_to_climb(self) -> Iterator[Rung]:

@@ -46,6 +46,6 @@ def measure_alone(
         tell("loading the target" if only is None else "loading the stage")
         info = session.call(load, LoadRequest(only=only), timeout_s=timeout_s)
         for name in info.lock_names:
-            stack.enter_context(device_lock(name, tell=tell))
+            stack.enter_context(device_lock(name, what=f"{what} {file.workload.name}", tell=tell))
         tell(what)
         return session.call(measure, request, timeout_s=timeout_s, on_progress=on_progress)

@@ -37,6 +37,8 @@ def climb_rung_task(ladder: Climb, rung: Rung) -> State[RungResult]:
     result = ladder.climb_rung(rung)
     if result.status == "failed":
         return Failed(message=result.reason, data=result)
+    if rung.name in ladder.reused:
+        return Completed(name="TakenOver", message=f"As measured at {result.started_at}", data=result)
     if result.status == "done":
         return Completed(message=f"Rung {rung.number} of SKILL.md: {rung.question}", data=result)
     return Completed(name=result.status.title().replace("_", ""), message=result.reason, data=result)

@@ -77,8 +77,14 @@ def log_begin(target: Target, run: RunDirectory, *, max_artifact_bytes: int) -> 
     """Make the parent run, with the workload as params and the environment as tags; returns its id."""
     record = run.record
     parent_id = _runs_of(target, record).get(None) or _create(target, record, {}, record.run_id, _ms(record.started_at))
-    workload = json.loads(_workload_json(run))
-    _log_values(target.client, parent_id, flatten(workload), _parent_tags(run))
+    params, tags = flatten(json.loads(_workload_json(run))), _parent_tags(run)
+    if record.resumed_at:
+        if record.ended_at is None:
+            target.client.update_run(parent_id, status="RUNNING")
+        # MLflow never lets a param change, and another limit, say, is no reason for another run.
+        params, changed = _unlogged(target.client.get_run(parent_id).data.params, params)
+        tags |= {f"perfladder.resumed_with.{name}": value for name, value in changed.items()}
+    _log_values(target.client, parent_id, params, tags)
     return parent_id
 
 
@@ -90,6 +96,9 @@ def log_rung(target: Target, run: RunDirectory, name: str, *, max_artifact_bytes
     start_ms = _ms(result.started_at or run.record.started_at)
     runs = _runs_of(target, run.record)
     tags = {RUNG_TAG: name, "mlflow.parentRunId": str(runs[None])}
+    if name in runs and target.client.get_run(runs[name]).info.start_time != start_ms:
+        # Of an earlier measurement, whose numbers must not stand among the new ones.
+        target.client.delete_run(runs.pop(name))
     run_id = runs.get(name) or _create(target, run.record, tags, f"{rung.number}-{name}", start_ms)
     files = _rung_files(run, entry, max_artifact_bytes)
     renamed = _log_metrics(target.client, run_id, metrics_of(result), start_ms)
@@ -164,6 +173,18 @@ def _log_values(client: MlflowClient, run_id: str, params: Mapping[str, str], ta
     )
     for file, text in long_values.items():
         client.log_text(run_id, text, file)
+
+
+def _unlogged(logged: Mapping[str, str], wanted: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Split params into those that are not there yet, and those that are there with another value."""
+    names = slugs(wanted)
+    new = {name: value for name, value in wanted.items() if names[name] not in logged}
+    changed = {
+        name: value
+        for name, value in wanted.items()
+        if len(value) <= MAX_PARAM_CHARS and logged.get(names[name], value) != value
+    }
+    return new, changed
 
 
 def _workload_json(run: RunDirectory) -> str:

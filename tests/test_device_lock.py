@@ -1,4 +1,6 @@
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,7 +14,7 @@ HOLDER = """
 import sys, time
 from pathlib import Path
 from perfladder.device_lock import device_lock
-with device_lock("gpu/0:a", folder=Path(sys.argv[1])):
+with device_lock("gpu/0:a", what="run runs/toy/1", folder=Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -28,23 +30,39 @@ def holder(tmp_path):
         process.kill()
 
 
-def test_a_second_process_waits_and_is_told_who_holds_the_device(holder, tmp_path):
+def test_a_second_process_waits_and_is_told_again_and_again_who_holds_the_device(holder, tmp_path):
     told = []
 
     def tell(message):
         told.append(message)
-        holder.stdin.close()  # lets the holder end, so that the wait does
+        if len(told) == 3:
+            holder.stdin.close()  # lets the holder end, so that the wait does
 
-    with device_lock("gpu/0:a", folder=tmp_path, tell=tell):
+    with device_lock("gpu/0:a", folder=tmp_path, tell=tell, tell_every_s=0.05):
         assert holder.wait(timeout=20) == 0
-    assert told == [f"Waiting for device gpu/0:a: process {holder.pid} is measuring on it."]
+    assert len(told) >= 3
+    expected = rf"Waiting for device gpu/0:a: process {holder.pid} \(run runs/toy/1\), since 2\S+, is measuring on it\."
+    assert all(re.fullmatch(expected, line) for line in told), told
 
 
 def test_a_killed_holder_frees_the_device(holder, tmp_path):
     os.kill(holder.pid, signal.SIGKILL)
     holder.wait()
     with device_lock("gpu/0:a", folder=tmp_path):
-        assert (tmp_path / "gpu_0_a.pid").read_text() == str(os.getpid())
+        assert json.loads((tmp_path / "gpu_0_a.holder").read_text())["pid"] == os.getpid()
+    assert (tmp_path / "gpu_0_a.holder").read_text() == ""
+
+
+def test_a_holder_that_cannot_be_read_is_another_process(holder, tmp_path):
+    (tmp_path / "gpu_0_a.holder").write_text('{"pid":')
+    told = []
+
+    def tell(message):
+        told.append(message)
+        holder.stdin.close()
+
+    with device_lock("gpu/0:a", folder=tmp_path, tell=tell):
+        assert told[0] == "Waiting for device gpu/0:a: another process is measuring on it."
 
 
 def test_another_device_is_free(holder, tmp_path):

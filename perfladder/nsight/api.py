@@ -82,7 +82,8 @@ def profile_capture(
         options=options,
     )
     gpu = nvidia_gpu(int(manifest.device.partition(":")[2] or 0))
-    with device_lock(gpu.uuid if gpu and gpu.uuid else manifest.device, tell=tell):
+    device = gpu.uuid if gpu and gpu.uuid else manifest.device
+    with device_lock(device, what=f"ncu {capture}", tell=tell):
         result = ncu.profile_kernel(request, check_machine(gpu), tell=tell)
     _keep(folder, around, result, is_in_run=to is None)
     return result

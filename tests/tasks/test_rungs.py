@@ -14,7 +14,7 @@ STAGES = rung_named("stages")
 
 
 def ladder(**fields: Any) -> Any:
-    return SimpleNamespace(climb_rung=lambda rung: RungResult(rung=rung.name, **fields))
+    return SimpleNamespace(climb_rung=lambda rung: RungResult(rung=rung.name, **fields), reused=set())
 
 
 @pytest.mark.parametrize(
@@ -30,6 +30,14 @@ def test_a_rungs_status_becomes_the_task_runs_state(status: str, kind: str, name
     state = climb_rung_task.fn(ladder(status=status, reason="why"), STAGES)
     assert (state.type.value, state.name) == (kind, name)
     assert state.message == ("why" if status != "done" else f"Rung 1 of SKILL.md: {STAGES.question}")
+
+
+def test_a_result_that_was_taken_over_is_told_from_a_measured_one() -> None:
+    resumed = ladder(status="done", started_at="2026-11-29T10:00:00+00:00")
+    resumed.reused.add("stages")
+    state = climb_rung_task.fn(resumed, STAGES)
+    assert (state.type.value, state.name) == ("COMPLETED", "TakenOver")
+    assert state.message == "As measured at 2026-11-29T10:00:00+00:00"
 
 
 def test_a_store_with_a_problem_is_not_asked() -> None:
