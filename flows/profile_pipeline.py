@@ -1,6 +1,6 @@
 """The main job: climb the ladder, rung by rung, as a Prefect flow that is kept in MLflow."""
 
-# No postponed annotations: where a worker loads the flow from this file, Prefect could not resolve the parameters' types.
+# No postponed annotations: where a worker loads the flow from this file, Prefect cannot resolve the parameters' types.
 
 from contextlib import nullcontext, suppress
 from pathlib import Path

@@ -49,7 +49,7 @@ Resume = Annotated[
     typer.Option(
         "--resume",
         metavar="RUN",
-        help="Go on with an unfinished run of this workload: its folder, its id, or 'latest'. What still holds is kept.",
+        help="Go on with an unfinished run of this workload: its folder, its id, or 'latest'.",
     ),
 ]
 Set = Annotated[

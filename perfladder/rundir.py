@@ -133,12 +133,14 @@ class RunDirectory:
         if run.record.is_finished:
             run.close()
             raise InputError(
-                f"--resume: run {run.record.run_id} is finished, and there is nothing to go on with. Leave --resume out "
-                f"to measure anew, or show it with: perfladder report {run.path}"
+                f"--resume: run {run.record.run_id} is finished, and there is nothing to go on with. Leave --resume "
+                f"out to measure anew, or show it with: perfladder report {run.path}"
             )
         from perfladder import __version__
 
-        hint = f"Make room, or make it writable, then give the same command once more. {run.path} has all that was kept."
+        hint = (
+            f"Make room, or make it writable, then give the same command once more. {run.path} has all that was kept."
+        )
         try:
             with _writing(run.path, hint):
                 run.record = run.record.model_copy(

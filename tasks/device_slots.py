@@ -65,9 +65,7 @@ def _acquire(held: ExitStack, names: list[str], tell: Callable[[str], None], tel
     if busy:
         tell(f"Waiting for the concurrency limit {', '.join(busy)} of the Prefect server: another run measures there.")
     while True:
-        slots = concurrency(
-            names, timeout_seconds=tell_every_s, lease_duration=LEASE_S, strict=False, holder=holder
-        )
+        slots = concurrency(names, timeout_seconds=tell_every_s, lease_duration=LEASE_S, strict=False, holder=holder)
         try:
             held.enter_context(slots)
         except AcquireConcurrencySlotTimeoutError:

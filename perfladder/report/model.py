@@ -8,7 +8,6 @@ from typing import Literal, TypeVar
 import yaml
 from pydantic import Field
 
-from perfladder.errors import InputError
 from perfladder.findings import Finding, collect_findings, smallest_next_experiment
 from perfladder.ladder import RUNGS, load_results
 from perfladder.models import SCHEMA_VERSION, Model, ResultWarning

@@ -1,0 +1,145 @@
+"""The flow in a worker's process, on a server that others use too: it takes the device, can be cancelled, and retried."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfladder.flows.prefect_server import _is_healthy
+from perfladder.guard import descendants
+from perfladder.rundir import RunDirectory
+
+pytestmark = pytest.mark.slow
+
+SERVE = """
+import sys
+from perfladder.flows.profile_pipeline import profile_pipeline
+profile_pipeline.serve(name="test", pause_on_shutdown=False, print_starting_message=False)
+"""
+
+
+def until(is_true: Callable[[], Any], limit_s: float = 90) -> Any:
+    deadline = time.monotonic() + limit_s
+    while not (found := is_true()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("shared-server")
+
+
+@pytest.fixture(scope="module")
+def variables(folder: Path) -> Iterator[dict[str, str]]:
+    """The environment of a whole Prefect server's users; unlike the local server of a run, it serves workers."""
+    import socket
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_"))}
+    offline = {"DO_NOT_TRACK": "true", "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
+    variables = {**kept, **offline, "PREFECT_HOME": str(folder / "home"), "TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "prefect", "server", "start", "--port", port]
+    with (folder / "server.log").open("w") as log:
+        server = subprocess.Popen(command, env=variables, stdout=log, stderr=log, cwd=folder)
+    try:
+        url = f"http://127.0.0.1:{port}/api"
+        until(lambda: _is_healthy(url), 120)
+        yield {**variables, "PREFECT_API_URL": url}
+    finally:
+        server.terminate()
+        server.wait(30)
+
+
+@pytest.fixture(scope="module")
+def client(variables: dict[str, str]) -> Iterator[Any]:
+    from prefect.client.orchestration import get_client
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
+    with temporary_settings({PREFECT_API_URL: variables["PREFECT_API_URL"]}), get_client(sync_client=True) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def runner(folder: Path, variables: dict[str, str], client: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that starts flow runs of the deployment `profile-pipeline/test`, each in a process of its own."""
+    script = folder / "serve.py"
+    script.write_text(SERVE)
+    with (folder / "runner.log").open("w") as log:
+        process = subprocess.Popen([sys.executable, str(script)], env=variables, stdout=log, stderr=log, cwd=folder)
+    try:
+        until(lambda: client.read_deployments())
+        yield process
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def slots(client: Any) -> list[int]:
+    return [limit.active_slots for limit in client.read_global_concurrency_limits(10, 0)]
+
+
+def mlflow_runs(run_dir: Path) -> dict[str | None, list[str]]:
+    """States of the MLflow runs of a run directory, by rung; of the parent by None."""
+    from mlflow import MlflowClient
+
+    record = RunDirectory.open(run_dir).record
+    store = MlflowClient(tracking_uri=record.mlflow_tracking_uri)
+    found: dict[str | None, list[str]] = {}
+    for run in store.search_runs([store.get_run(record.mlflow_run_id).info.experiment_id]):
+        found.setdefault(run.data.tags.get("perfladder.rung"), []).append(run.info.status)
+    return found
+
+
+def test_a_cancelled_flow_ends_at_once_and_its_retry_goes_on_with_the_same_run(
+    folder: Path, toy: dict[str, Any], client: Any, runner: subprocess.Popen[bytes]
+) -> None:
+    from prefect.states import AwaitingRetry, Cancelling
+
+    hold, runs_dir = folder / "hold", folder / "runs"
+    workload = {**toy, "target_args": {"hold": str(hold)}}
+    config = {"workload": workload, "base_dir": str(Path(__file__).parent), "runs_dir": str(runs_dir)}
+    (deployment,) = client.read_deployments()
+    flow_run = client.create_flow_run_from_deployment(deployment.id, parameters={"config": config})
+    until(lambda: list(runs_dir.glob("toy/*/1-stages/stages.json")))
+    hold.touch()
+    (run_dir,) = (runs_dir / "toy").iterdir()
+    until(lambda: "stages" in [entry.name for entry in RunDirectory.open(run_dir).record.rungs])
+    assert slots(client) == [1]
+
+    client.set_flow_run_state(flow_run.id, Cancelling())
+    until(lambda: not any(map(is_session, descendants(runner.pid))), 10)
+    until(lambda: client.read_flow_run(flow_run.id).state_name == "Cancelled", 60)
+    record = RunDirectory.open(run_dir).record
+    assert (record.status, record.exit_code, record.error) == ("interrupted", 143, "interrupted")
+    assert record.prefect_flow_run_id == str(flow_run.id)
+    assert slots(client) == [0]
+    assert mlflow_runs(run_dir)[None] == ["KILLED"]
+
+    hold.unlink()
+    client.set_flow_run_state(flow_run.id, AwaitingRetry(), force=True)
+    until(lambda: client.read_flow_run(flow_run.id).state.is_final(), 120)
+    assert client.read_flow_run(flow_run.id).state_name == "Completed", (folder / "runner.log").read_text()
+    assert list((runs_dir / "toy").iterdir()) == [run_dir]
+    again = RunDirectory.open(run_dir).record
+    assert (again.status, again.run_id, len(again.resumed_at)) == ("done", record.run_id, 1)
+    assert again.mlflow_run_id == record.mlflow_run_id
+    assert mlflow_runs(run_dir) == dict.fromkeys([None, *(entry.name for entry in again.rungs)], ["FINISHED"])
+    states = {run.name: run.state_name for run in client.read_task_runs()}
+    assert "TakenOver" in states.values()
+    assert slots(client) == [0]
+
+
+def is_session(pid: int) -> bool:
+    try:
+        return b"perfladder.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
