@@ -7,6 +7,7 @@ to workers in containers, which do not see each other's files, and into Prefect'
 from __future__ import annotations
 
 import platform
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
@@ -55,23 +56,27 @@ def device_slots(
 def _acquire(held: ExitStack, names: list[str], tell: Callable[[str], None], tell_every_s: float) -> None:
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.objects import ConcurrencyLeaseHolder
-    from prefect.concurrency.asyncio import AcquireConcurrencySlotTimeoutError
     from prefect.concurrency.sync import concurrency
 
     own_id = flow_run.get_id()
     holder = ConcurrencyLeaseHolder(type="flow_run", id=own_id) if own_id else None
     with get_client(sync_client=True) as client:
-        busy = [name for name in names if _is_taken(client, name)]
-    if busy:
-        tell(f"Waiting for the concurrency limit {', '.join(busy)} of the Prefect server: another run measures there.")
-    while True:
-        slots = concurrency(names, timeout_seconds=tell_every_s, lease_duration=LEASE_S, strict=False, holder=holder)
-        try:
-            held.enter_context(slots)
-        except AcquireConcurrencySlotTimeoutError:
-            tell(f"Still waiting for the concurrency limit {', '.join(names)} of the Prefect server.")
-        else:
-            return
+        taken = [_is_taken(client, name) for name in names]
+    what = f"Waiting for the concurrency limit {', '.join(names)} of the Prefect server: another run measures there."
+    is_over = threading.Event()
+    if any(taken):
+        tell(what)
+    # Not by a limit of Prefect's own on the wait: it logs each one that passes as an error.
+    threading.Thread(target=_keep_telling, args=(what, tell, tell_every_s, is_over), daemon=True).start()
+    try:
+        held.enter_context(concurrency(names, lease_duration=LEASE_S, strict=False, holder=holder))
+    finally:
+        is_over.set()
+
+
+def _keep_telling(what: str, tell: Callable[[str], None], every_s: float, is_over: threading.Event) -> None:
+    while not is_over.wait(every_s):
+        tell(what)
 
 
 def _is_taken(client: SyncPrefectClient, name: str) -> bool:

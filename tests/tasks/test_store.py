@@ -1,15 +1,20 @@
 """Opening a store, and living without one."""
 
+import contextlib
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from mlflow import MlflowClient
 
 from perfladder.errors import InputError
+from perfladder.ladder import RUNGS
 from perfladder.rundir import RunDirectory
 from perfladder.tasks.store import StoreError, TrackingStore, masked, resolve_tracking_uri
 
@@ -95,6 +100,32 @@ def test_a_store_that_fails_once_is_asked_again(
         assert run.record.mlflow_run_id is None
         store.log_begin(run)
     assert run.record.mlflow_run_id == "id"
+
+
+@pytest.mark.slow
+def test_eight_writers_of_a_database_that_is_locked_for_a_while_lose_nothing(make_run: MakeRun, tmp_path: Path) -> None:
+    uri, runs = f"sqlite:///{tmp_path}/mlflow.db", [make_run() for _ in range(8)]
+    with TrackingStore(uri, experiment="e", runs_dir=tmp_path) as store:
+        store.wait()
+
+    def upload(run: RunDirectory) -> list[str]:
+        with TrackingStore(uri, experiment="e", runs_dir=tmp_path) as store:
+            store.log_begin(run)
+            return [*store.log_rung(run, RUNGS[0]), *store.log_end(run)]
+
+    with contextlib.closing(sqlite3.connect(tmp_path / "mlflow.db", isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        with ThreadPoolExecutor(8) as pool:
+            uploads = [pool.submit(upload, run) for run in runs]
+            time.sleep(2)
+            other.execute("COMMIT")
+    assert [upload.result() for upload in uploads] == [[]] * 8
+    client = MlflowClient(tracking_uri=uri)
+    (experiment,) = [found for found in client.search_experiments() if found.name == "e"]
+    tags = [run.data.tags for run in client.search_runs([experiment.experiment_id])]
+    found = sorted((tag["perfladder.run_id"], tag.get("perfladder.rung", "")) for tag in tags)
+    assert found == sorted((run.record.run_id, rung) for run in runs for rung in ("", "stages"))
+    assert [run.record.mlflow_error for run in runs] == [None] * 8
 
 
 def test_variables_are_put_back(tmp_path: Path, store_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,6 +80,38 @@ def test_uploading_again_changes_nothing(target: Target, make_run: MakeRun) -> N
     assert len(target.client.get_metric_history(stages_id, "latency_p50_ms")) == 1
 
 
+def test_a_run_that_is_gone_on_with_is_continued_in_place(target: Target, make_run: MakeRun) -> None:
+    run = make_run()
+    upload(target, run)
+    before = {name: found.info.run_id for name, found in runs_of(target).items()}
+    run.update(resumed_at=["2026-01-02T04:00:00+00:00"], status="running", ended_at=None)
+    text = (run.path / "workload.yaml").read_text()
+    (run.path / "workload.yaml").write_text(text.replace("timeout_s: 600.0", "timeout_s: 900.0"))
+    tracking.log_begin(target, run, max_artifact_bytes=LIMIT)
+    parent = runs_of(target)[run.record.run_id]
+    assert (parent.info.run_id, parent.info.status) == (before[run.record.run_id], "RUNNING")
+    assert parent.data.params["timeout_s"] == "600.0"
+    assert parent.data.tags["perfladder.resumed_with.timeout_s"] == "900.0"
+
+
+def test_a_rung_that_was_measured_again_has_none_of_its_earlier_numbers(
+    target: Target, make_run: MakeRun, stages_result: StagesResult
+) -> None:
+    run = make_run()
+    upload(target, run)
+    before = {name: found.info.run_id for name, found in runs_of(target).items()}
+    (default, _) = stages_result.scenarios
+    fewer = default.model_copy(update={"stages": default.stages[1:]})
+    again = stages_result.model_copy(update={"started_at": "2026-01-02T04:00:00+00:00", "scenarios": [fewer]})
+    run.write_result(run.rung_folder(1, "stages"), "stages", again, "done", None)
+    assert upload(target, run) == []
+    found = runs_of(target)
+    assert set(found) == set(before)
+    assert found["1-stages"].info.run_id != before["1-stages"]
+    assert "stage/unet/self_ms_p50" not in found["1-stages"].data.metrics
+    assert found["3-capture"].info.run_id == before["3-capture"]
+
+
 def test_names_that_mlflow_refuses_are_spelt_and_mapped(target: Target, make_run: MakeRun) -> None:
     upload(target, make_run())
     stages = runs_of(target)["1-stages"]
