@@ -17,13 +17,13 @@ from perfladder.rundir import RunDirectory
 pytestmark = pytest.mark.slow
 
 SERVE = """
-import sys
 from perfladder.flows.profile_pipeline import profile_pipeline
-profile_pipeline.serve(name="test", pause_on_shutdown=False, print_starting_message=False)
+if __name__ == "__main__":  # Each flow run's process imports this file again.
+    profile_pipeline.serve(name="test", pause_on_shutdown=False, print_starting_message=False)
 """
 
 
-def until(is_true: Callable[[], Any], limit_s: float = 240) -> Any:
+def until(is_true: Callable[[], Any], limit_s: float = 120) -> Any:
     deadline = time.monotonic() + limit_s
     while not (found := is_true()):
         assert time.monotonic() < deadline
