@@ -296,7 +296,8 @@ class Climb:
         if reason is not None:
             self.tell(reason)
         skipped = {entry.name for entry in self.run.record.rungs if entry.status == "skipped"}
-        for rung in RUNGS:
+        # What lies beyond `until` stays, unless something that it rests on is measured anew.
+        for rung in self.rungs:
             if rung.name not in self._kept and (rung.name not in skipped or reason is not None):
                 self.run.forget_result(rung.name)
 
