@@ -87,6 +87,9 @@ class Backend(ABC):
         device_types: Where it works.
         is_isolated: A first build is made in a process of its own, which may crash or hang.
         writes_code: The files of its builds are code, which is loaded from an archive only where the user trusts it.
+        runs_forward: What it builds runs the forward of the request, as code of this process, so that something may be
+            put around that.
+        compiles: It hands that forward to `torch.compile`.
         is_lossy: Its numbers differ by design, so that it needs a quality gate instead of a tolerance.
     """
 
@@ -95,6 +98,8 @@ class Backend(ABC):
     device_types: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
     is_isolated: ClassVar[bool] = True
     writes_code: ClassVar[bool] = False
+    runs_forward: ClassVar[bool] = False
+    compiles: ClassVar[bool] = False
 
     def __init__(self, config: BackendConfig | None = None, **options: Any) -> None:
         """Take a config, or its fields by name.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from perfladder.capturing.store import read_manifest
 from perfladder.errors import InputError, NotPossibleHereError
@@ -16,6 +16,10 @@ from perfladder.rungs import harness
 from perfladder.rungs.capture import CaptureRequest, CaptureResult
 from perfladder.rungs.harness import HarnessRequest, HarnessResult
 from perfladder.workload import Workload, WorkloadFile, load_workload, parse_workload
+
+if TYPE_CHECKING:
+    from perfladder.kernels.plan import KernelOptimizationPlan
+    from perfladder.kernels.records import StagePlanReplay
 
 Calls = Literal["default", "all"] | Sequence[int]
 
@@ -192,6 +196,41 @@ class StageBenchHarness:
         request = HarnessRequest(folder=str(self.folder), repeats=repeats, path=self._path, synthetic=synthetic)
         return measure_alone(
             self._file, harness.measure, request, only=self._path, log_path=self._log_path, tell=tell, what="replaying"
+        )
+
+    def run_with_plan(
+        self,
+        plan: KernelOptimizationPlan,
+        *,
+        pairs: int = 20,
+        tolerances: Mapping[str, float] | None = None,
+        tell: Callable[[str], None] = lambda _: None,
+    ) -> StagePlanReplay:
+        """Replay every captured call in a fresh process with a kernel plan and without, in turns.
+
+        Args:
+            plan: Its providers have to be known there: those of the library, of installed packages, or those that the
+                factory's own file registers.
+            pairs: Timed replays of each side of each call.
+            tolerances: Largest accepted error by dtype, relative to the largest magnitude; None: as in tuning.
+            tell: Receives lines of progress.
+
+        Raises:
+            CaptureError: The capture cannot be used on this target.
+            InputError: The stage is no module, or a provider is not known there.
+            WorkloadError: The target could not be built, or the stage raised.
+        """
+        from perfladder.kernels import stage
+
+        request = stage.StagePlanRequest(
+            folder=str(self.folder),
+            path=self._path,
+            plan=plan.model_copy(update={"records": []}).to_dict(),
+            pairs=pairs,
+            tolerances=dict(tolerances or {}),
+        )
+        return measure_alone(
+            self._file, stage.measure, request, only=self._path, log_path=self._log_path, tell=tell, what="replaying"
         )
 
 
