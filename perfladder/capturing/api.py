@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from perfladder.capturing.store import read_manifest
 from perfladder.errors import InputError, NotPossibleHereError
+from perfladder.files import make_empty_folder
 from perfladder.in_place import wrap_object
 from perfladder.measure_alone import measure_alone
 from perfladder.rungs import capture as capture_rung
@@ -18,6 +19,7 @@ from perfladder.rungs.harness import HarnessRequest, HarnessResult
 from perfladder.workload import Workload, WorkloadFile, load_workload, parse_workload
 
 if TYPE_CHECKING:
+    from perfladder.kernels.export import ExportResult
     from perfladder.kernels.plan import KernelOptimizationPlan
     from perfladder.kernels.records import StagePlanReplay
 
@@ -94,7 +96,7 @@ def capture_request(stage: str, folder: str | Path, **options: Any) -> CaptureRe
     from perfladder.models import input_error
 
     path = Path(folder).absolute()
-    _make_empty_folder(path)
+    make_empty_folder(path)
     calls = options.get("calls", "default")
     if not isinstance(calls, (str, Sequence)):
         raise InputError(f"calls: expected 'default', 'all', or indices such as [0, -1], not {calls!r}.")
@@ -105,21 +107,6 @@ def capture_request(stage: str, folder: str | Path, **options: Any) -> CaptureRe
     except ValidationError as error:
         _drop_if_empty(path)
         raise input_error(error, CaptureRequest, "capture") from error
-
-
-def _make_empty_folder(path: Path) -> None:
-    """Make the folder now, so that one that cannot be written to is found before anything runs."""
-    try:
-        is_there = path.exists() and not (path.is_dir() and not any(path.iterdir()))
-        if not is_there:
-            path.mkdir(parents=True, exist_ok=True)
-            probe = path / ".probe"
-            probe.touch()
-            probe.unlink()
-    except OSError as error:
-        raise InputError(f"folder: {path} cannot be written to: {error.strerror}. Name another one.") from error
-    if is_there:
-        raise InputError(f"folder: {path} is there already. Name one that is not, or is empty.")
 
 
 def _drop_if_empty(path: Path) -> None:
@@ -231,6 +218,36 @@ class StageBenchHarness:
         )
         return measure_alone(
             self._file, stage.measure, request, only=self._path, log_path=self._log_path, tell=tell, what="replaying"
+        )
+
+    def export(
+        self, function: str, folder: str | Path, *, limit: int = 8, tell: Callable[[str], None] = lambda _: None
+    ) -> ExportResult:
+        """Replay the captured calls in a fresh process, and write a benchmark folder of one function called inside.
+
+        Args:
+            function: Its name, such as `linear` or `Tensor.matmul`.
+            folder: Where to; it must not hold anything yet.
+            limit: Forms of call at most, those with most calls first.
+            tell: Receives lines of progress.
+
+        Raises:
+            CaptureError: The capture cannot be used on this target.
+            InputError: There is no such function, the stage is no module, or the folder holds something.
+            RungError: The stage makes no call of it whose inputs can be written.
+            WorkloadError: The target could not be built, or the stage raised.
+        """
+        from perfladder.kernels import export
+
+        request = export.ExportRequest(
+            capture=str(self.folder),
+            folder=str(Path(folder).absolute()),
+            function=function,
+            path=self._path,
+            limit=limit,
+        )
+        return measure_alone(
+            self._file, export.measure, request, only=self._path, log_path=self._log_path, tell=tell, what="replaying"
         )
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 
 from perfladder.functional.samples import Arguments, copied_arguments, tensors_in
-from perfladder.tuning.correctness import Case, Expected, expectations
+from perfladder.tuning.correctness import Case, expectations
 from perfladder.tuning.samples import Sample
 from perfladder.tuning.tree import map_tensors
 
@@ -28,30 +29,41 @@ class CallSample(Sample):
         return cls(*arguments, None)
 
 
-def expected_of(
-    function: Callable[..., Any], sample: CallSample, device: torch.device
-) -> tuple[list[Expected], str | None]:
-    """What a function does with arguments, computed in float64, or else in float32.
+@dataclass(frozen=True, eq=False)
+class Reference:
+    """What is right for calls of one form.
 
-    Returns:
-        It, and the name of that dtype; None where the function was run as it is: where nothing is of floating point,
-        where it writes to its arguments, or where it has no kernel for a higher precision.
+    Attributes:
+        call: Takes the call's arguments, and gives it in the call's own dtypes.
+        dtype: In which it computes; None: the function as it is, where nothing is of floating point, where it writes to
+            its arguments, or where it has no kernel for a higher precision.
+        changes_inputs: The function writes to its arguments.
     """
-    case = Case("the sample", sample.fresh)
-    plain = expectations(function, [case], device)
-    if plain[0].changes_inputs:
-        return plain, None
+
+    call: Callable[..., Any]
+    dtype: str | None
+    changes_inputs: bool
+
+
+def reference_of(function: Callable[..., Any], sample: CallSample, device: torch.device) -> Reference:
+    """Find the highest precision, float64 or float32, that a function can compute these arguments in."""
+    plain = expectations(function, [Case("the sample", sample.fresh)], device)[0]
+    if plain.changes_inputs:
+        return Reference(function, None, True)
     with torch.no_grad():
         args, kwargs = sample.fresh()
         dtypes = [tensor.dtype for tensor in tensors_in(function(*args, **kwargs))]
-    for dtype in _HIGHER:
-        if not _is_higher(dtype, sample):
-            continue
-        try:
-            return expectations(_precise(function, dtype, dtypes), [case], device), _name(dtype)
-        except (RuntimeError, NotImplementedError, TypeError, ValueError):
-            continue
-    return plain, None
+        for dtype in _HIGHER:
+            if not _is_higher(dtype, sample):
+                continue
+            precise = _precise(function, dtype, dtypes)
+            try:
+                args, kwargs = sample.fresh()
+                precise(*args, **kwargs)
+            except (RuntimeError, NotImplementedError, TypeError, ValueError):
+                continue
+            return Reference(precise, str(dtype).removeprefix("torch."), False)
+    return Reference(function, None, False)
 
 
 def _is_higher(dtype: torch.dtype, sample: CallSample) -> bool:
@@ -70,7 +82,3 @@ def _precise(function: Callable[..., Any], dtype: torch.dtype, dtypes: list[torc
         return map_tensors(result, lambda tensor: tensor.to(next(usual)))
 
     return called
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

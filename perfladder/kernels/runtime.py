@@ -29,13 +29,6 @@ from perfladder.kernels.base import KernelProvider
 from perfladder.kernels.functions import function_named
 from perfladder.kernels.signatures import CallSignature, key_of
 
-_CALLS_SUPER: Final[dict[Any, str]] = {
-    function: name
-    for name, function in vars(torch.Tensor).items()
-    if isinstance(function, types.FunctionType) and "super" in function.__code__.co_names
-}
-"""Methods of tensors that Dynamo cannot trace as functions, and traces as methods (`unflatten`, torch 2.13)."""
-
 
 class _Thread(threading.local):
     """Whether this thread is inside a provider: what that calls is not swapped again, by no plan."""
@@ -68,11 +61,6 @@ class _Table:
         """Make the call, by a provider where one is meant for it."""
         if torch.is_grad_enabled() or torch.is_autocast_enabled(self._device_type):
             return self._function(*args, **kwargs)  # providers are checked without either
-        if is_dynamo_compiling():
-            for test, provider in self._tests:
-                if test(args, kwargs):
-                    return provider(*args, **kwargs)
-            return self._function(*args, **kwargs)
         if _thread.is_inside:
             return self._function(*args, **kwargs)
         try:
@@ -86,6 +74,14 @@ class _Table:
             return chosen(*args, **kwargs)
         finally:
             _thread.is_inside = False
+
+    def traced(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """The same for Dynamo: comparisons become guards of the graph."""
+        if not (torch.is_grad_enabled() or torch.is_autocast_enabled(self._device_type)):
+            for test, provider in self._tests:
+                if test(args, kwargs):
+                    return provider(*args, **kwargs)
+        return self._function(*args, **kwargs)
 
 
 class KernelMode(TorchFunctionMode):
@@ -109,17 +105,30 @@ class KernelMode(TorchFunctionMode):
     ) -> Any:
         """Make the call, or let another kernel do so."""
         kwargs = kwargs or {}
+        if is_dynamo_compiling():
+            return self._traced(func, args, kwargs)
         table = self._tables.get(func)
         if table is not None:
             return table.call(args, kwargs)
         composite = self._composites.get(func)
         if composite is None:
-            if is_dynamo_compiling() and func in _CALLS_SUPER:
-                return getattr(args[0], _CALLS_SUPER[func])(*args[1:], **kwargs)
             return func(*args, **kwargs)
         # The mode is off in here, and on again for what is called inside the function.
         with self:
             return composite(*args, **kwargs)
+
+    def _traced(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """The same for Dynamo, to which a method of a computed tensor is no key of a dict."""
+        for function, table in self._tables.items():
+            if func is function:
+                return table.traced(args, kwargs)
+        for function, composite in self._composites.items():
+            if func is function:
+                with self:
+                    return composite(*args, **kwargs)
+        if func is torch.Tensor.unflatten:  # Python code that calls super(), which Dynamo traces as a method only
+            return args[0].unflatten(*args[1:], **kwargs)
+        return func(*args, **kwargs)
 
 
 def under_mode(forward: Callable[..., Any], mode: TorchFunctionMode) -> Callable[..., Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -13,9 +13,9 @@ import torch
 from perfladder.kernels.base import KernelProvider
 from perfladder.kernels.functions import function_named
 from perfladder.kernels.records import ProviderRecord
-from perfladder.kernels.reference import CallSample, expected_of
+from perfladder.kernels.reference import CallSample, reference_of
 from perfladder.kernels.signatures import CallSignature
-from perfladder.tuning.correctness import Expected, check
+from perfladder.tuning.correctness import Case, Expected, check, expectations
 from perfladder.tuning.measure import MeasuringStop, Meter, Timing, measure_pairs
 from perfladder.tuning.records import CorrectnessRecord, Measurement, Status
 
@@ -74,8 +74,11 @@ class CallForm:
         """What is right for all samples."""
         if not self._expected:
             for sample in self.samples:
-                found, self.reference_dtype = expected_of(self.original, sample, self.settings.device)
-                self._expected += found
+                reference = reference_of(self.original, sample, self.settings.device)
+                case = Case("the sample", sample.fresh)
+                found = expectations(reference.call, [case], self.settings.device)
+                self._expected += [replace(one, changes_inputs=reference.changes_inputs) for one in found]
+                self.reference_dtype = reference.dtype
         return self._expected
 
     def probe(self) -> float:
