@@ -165,26 +165,40 @@ class KernelOptimizer:
             calls: Their arguments.
             settings: How providers are judged.
         """
-        names = frozenset(name for provider in self.providers for name in provider.functions)
+        refused, possible = self._possible(settings)
+        names = frozenset(name for provider in possible for name in provider.functions)
         store = SampleStore(names, budget_bytes=self._sample_budget_bytes)
         sampled(FunctionMode(CallTable(), store.take))
-        records, live = self._try_all(store, _whole_ms(plain, calls, settings), settings)
+        records, live = self._try_all(possible, store, _whole_ms(plain, calls, settings), settings)
         reason = None if live else "no provider is right and faster for any form of call"
         plan = KernelOptimizationPlan(
             device_type=settings.device.type,
             environment={**versions(), "device": device_name(settings.device)},
             swaps=[_model_of(swap) for swap in live],
-            records=records,
+            records=[*refused, *records],
             reason=reason,
         )
         return plan.with_live(live)
 
+    def _possible(self, settings: TrialSettings) -> tuple[list[ProviderRecord], list[KernelProvider]]:
+        """Providers that may be tried here, and a record of each other one."""
+        refused, possible = [], []
+        for provider in self.providers:
+            reason = provider.why_not(settings.device)
+            if reason is None and settings.needs_trace and not provider.is_traceable:
+                reason = "torch.compile cannot trace it as part of the module's graph (is_traceable is False)"
+            if reason is None:
+                possible.append(provider)
+            else:
+                refused.append(_untried(provider, ", ".join(provider.functions), reason))
+        return refused, possible
+
     def _try_all(
-        self, store: SampleStore, whole_ms: float, settings: TrialSettings
+        self, providers: Sequence[KernelProvider], store: SampleStore, whole_ms: float, settings: TrialSettings
     ) -> tuple[list[ProviderRecord], list[LiveSwap]]:
         data: FunctionData = store.function_data()
         forms, untold = forms_of(data, settings)
-        records = [*self._not_called(data), *self._left_out(store, untold)]
+        records = [*_not_called(providers, data), *_left_out(providers, store, untold)]
         live: list[LiveSwap] = []
         for form in forms:
             share = form.probe() / whole_ms
@@ -192,10 +206,10 @@ class KernelOptimizer:
                 reason = f"these calls take {share:.1%} of the time; `min_time_share` is {self.min_time_share:.1%}"
                 records += [
                     _untried(provider, form.function, reason, form.signature, form.num_calls)
-                    for provider in self._of(form.function)
+                    for provider in _of(providers, form.function)
                 ]
                 continue
-            tried = [form.try_provider(provider) for provider in self._of(form.function)]
+            tried = [form.try_provider(provider) for provider in _of(providers, form.function)]
             won = [found for found in tried if found[0].status == "kept"]
             best = max(won, key=lambda found: found[0].speedup or 0.0, default=None)
             records += [_beaten(record, best) for record, _ in tried]
@@ -203,24 +217,27 @@ class KernelOptimizer:
                 live.append(LiveSwap(form.function, form.signature, best[1]))
         return records, live
 
-    def _of(self, function: str) -> list[KernelProvider]:
-        return [provider for provider in self.providers if function in provider.functions]
 
-    def _not_called(self, data: FunctionData) -> list[ProviderRecord]:
-        return [
-            _untried(provider, name, f"the module makes no call of {name}")
-            for provider in self.providers
-            for name in provider.functions
-            if name not in data
-        ]
+def _of(providers: Sequence[KernelProvider], function: str) -> list[KernelProvider]:
+    return [provider for provider in providers if function in provider.functions]
 
-    def _left_out(self, store: SampleStore, untold: Mapping[str, int]) -> list[ProviderRecord]:
-        why = {
-            name: f"inputs of {left.num_calls} calls were not kept: {left.reason}"
-            for name, left in store.left_out().items()
-        }
-        why |= {name: f"the form of {count} calls cannot be told" for name, count in untold.items()}
-        return [_untried(provider, name, reason) for name, reason in why.items() for provider in self._of(name)]
+
+def _not_called(providers: Sequence[KernelProvider], data: FunctionData) -> list[ProviderRecord]:
+    return [
+        _untried(provider, name, f"the module makes no call of {name}")
+        for provider in providers
+        for name in provider.functions
+        if name not in data
+    ]
+
+
+def _left_out(
+    providers: Sequence[KernelProvider], store: SampleStore, untold: Mapping[str, int]
+) -> list[ProviderRecord]:
+    left = store.left_out()
+    why = {name: f"inputs of {one.num_calls} calls were not kept: {one.reason}" for name, one in left.items()}
+    why |= {name: f"the form of {count} calls cannot be told" for name, count in untold.items()}
+    return [_untried(provider, name, reason) for name, reason in why.items() for provider in _of(providers, name)]
 
 
 def _untried(

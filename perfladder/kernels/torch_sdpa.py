@@ -66,7 +66,10 @@ class TorchSDPAProvider(KernelProvider):
             RuntimeError: Torch has no such kernel for this call.
         """
         args, kwargs = copied_arguments(samples[0])
-        math = sdpa_math_operator() if self.config.backend == "math" else None
+        mask = AttentionCall(*args, **kwargs).attn_mask
+        # The operator adds its mask; one of flags has to be made numbers first, as what is recorded does.
+        is_added = mask is None or mask.dtype != torch.bool
+        math = sdpa_math_operator() if self.config.backend == "math" and is_added else None
         self._run: Callable[..., Any]
         if math is not None:
             self._run = _of_operator(math)

@@ -125,10 +125,6 @@ class CallForm:
         return record.model_copy(update=facts), live
 
     def _why_not(self, provider: KernelProvider) -> str | None:
-        if reason := provider.why_not(self.settings.device):
-            return reason
-        if self.settings.needs_trace and not provider.is_traceable:
-            return "torch.compile cannot trace it as part of the module's graph (is_traceable is False)"
         for sample in self.samples:
             if reason := provider.why_not_for(*sample.args, **sample.kwargs):
                 return reason
