@@ -246,9 +246,19 @@ class StageBenchHarness:
             path=self._path,
             limit=limit,
         )
-        return measure_alone(
-            self._file, export.measure, request, only=self._path, log_path=self._log_path, tell=tell, what="replaying"
-        )
+        make_empty_folder(Path(request.folder))
+        try:
+            return measure_alone(
+                self._file,
+                export.measure,
+                request,
+                only=self._path,
+                log_path=self._log_path,
+                tell=tell,
+                what="replaying",
+            )
+        finally:
+            _drop_if_empty(Path(request.folder))
 
 
 def capture_workload(

@@ -134,6 +134,7 @@ class Attention(nn.Module):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # of Inductor itself
 def test_inside_a_compiled_module_the_swaps_are_part_of_its_graph():
     from perfladder.kernels.plan import KernelOptimizationPlan
 
