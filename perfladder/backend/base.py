@@ -125,6 +125,11 @@ class Backend(ABC):
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in changed.items())})"
 
     @property
+    def classes(self) -> list[type]:
+        """Its own class, and those of the users' objects that it holds, which go to another process with it."""
+        return [type(self)]
+
+    @property
     def is_lossy(self) -> bool:
         """Whether its numbers differ from eager's by design."""
         return False

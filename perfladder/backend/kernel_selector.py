@@ -112,6 +112,11 @@ class KernelSelectorBackend(Backend):
         return [kind(_validated(kind, one.config, "providers")) for kind, one in kinds]
 
     @property
+    def classes(self) -> list[type]:
+        """Those of the delegate and of the providers too."""
+        return [type(self), *self.delegate.classes, *(type(provider) for provider in self.providers or ())]
+
+    @property
     def is_lossy(self) -> bool:
         """Whether the delegate's numbers differ from eager's by design; a provider's never do."""
         return self.delegate.is_lossy

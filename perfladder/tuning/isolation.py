@@ -104,7 +104,7 @@ class _Sender(threading.Thread):
         }
         try:
             self._process.stdin.write(json.dumps(sys.path).encode() + b"\n")
-            with _by_value([*(type(part) for part in request.module.modules()), type(backend)]):
+            with _by_value([*(type(part) for part in request.module.modules()), *backend.classes]):
                 cloudpickle.dump(work, self._process.stdin)
             self._process.stdin.flush()
         except BrokenPipeError:

@@ -148,6 +148,6 @@ def test_the_command_writes_a_folder_that_works_by_itself(captured, tmp_path):
     with pl.kernels.KernelGenerator(tmp_path / "bench", timeout_s=100) as generator:
         result = generator.evaluate(tmp_path / "bench" / "candidate.py")
     assert result.is_right, result.error
+    harness = pl.StageBenchHarness(captured / "capture", workload=captured / "toy.yaml")
     with pytest.raises(InputError, match="is there already"):
-        harness = pl.StageBenchHarness(captured / "capture", workload=captured / "toy.yaml")
         harness.export("gelu", tmp_path / "bench")
