@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from typing import Any, Final, Self
 
 import torch
-from torch import nn
+from torch import is_grad_enabled, nn
 from torch.compiler import is_dynamo_compiling
 from torch.overrides import TorchFunctionMode
 
-from perfladder._torch_private import is_compiled_in_place
+from perfladder._torch_private import is_any_autocast_enabled, is_compiled_in_place
 from perfladder.errors import InputError
 from perfladder.functional.names import composites_of
 from perfladder.functional.sites import same_path_as_without_mode
@@ -54,29 +54,11 @@ class _Table:
     def __init__(self, function: Callable[..., Any], swaps: Sequence[LiveSwap]) -> None:
         self._function = function
         self._device_type = swaps[0].signature.device_type
-        self._by_key = {swap.signature.key: swap.provider for swap in swaps}
+        self.by_key = {swap.signature.key: swap.provider for swap in swaps}
         self._tests = [(swap.signature.test, swap.provider) for swap in swaps if swap.provider.is_traceable]
 
-    def call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Make the call, by a provider where one is meant for it."""
-        if torch.is_grad_enabled() or torch.is_autocast_enabled(self._device_type):
-            return self._function(*args, **kwargs)  # providers are checked without either
-        if _thread.is_inside:
-            return self._function(*args, **kwargs)
-        try:
-            chosen = self._by_key.get(key_of(args, kwargs))
-        except TypeError:  # an argument that has no hash
-            chosen = None
-        if chosen is None:
-            return self._function(*args, **kwargs)
-        _thread.is_inside = True
-        try:
-            return chosen(*args, **kwargs)
-        finally:
-            _thread.is_inside = False
-
     def traced(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """The same for Dynamo: comparisons become guards of the graph."""
+        """Make a call that Dynamo traces: comparisons become guards of the graph."""
         if not (torch.is_grad_enabled() or torch.is_autocast_enabled(self._device_type)):
             for test, provider in self._tests:
                 if test(args, kwargs):
@@ -98,24 +80,40 @@ class KernelMode(TorchFunctionMode):
         for name in names:
             function = function_named(name)
             self._tables[function] = _Table(function, [swap for swap in swaps if swap.function == name])
+        self._by_key = {function: table.by_key for function, table in self._tables.items()}
         self._composites = composites_of(names)
 
     def __torch_function__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Make the call, or let another kernel do so."""
-        kwargs = kwargs or {}
+        if kwargs is None:
+            kwargs = {}
         if is_dynamo_compiling():
             return self._traced(func, args, kwargs)
-        table = self._tables.get(func)
-        if table is not None:
-            return table.call(args, kwargs)
-        composite = self._composites.get(func)
-        if composite is None:
+        # Written out here, since each call of a function costs a swap its part of a microsecond.
+        by_key = self._by_key.get(func)
+        if by_key is None:
+            composite = self._composites.get(func)
+            if composite is None:
+                return func(*args, **kwargs)
+            # The mode is off in here, and on again for what is called inside the function.
+            with self:
+                return composite(*args, **kwargs)
+        # Providers are checked without gradients and autocast, and not made for calls of one another.
+        if is_grad_enabled() or is_any_autocast_enabled() or _thread.is_inside:
             return func(*args, **kwargs)
-        # The mode is off in here, and on again for what is called inside the function.
-        with self:
-            return composite(*args, **kwargs)
+        try:
+            provider = by_key.get(key_of(args, kwargs))
+        except TypeError:  # an argument that has no hash
+            provider = None
+        if provider is None:
+            return func(*args, **kwargs)
+        _thread.is_inside = True
+        try:
+            return provider(*args, **kwargs)
+        finally:
+            _thread.is_inside = False
 
     def _traced(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """The same for Dynamo, to which a method of a computed tensor is no key of a dict."""

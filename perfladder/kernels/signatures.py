@@ -11,8 +11,10 @@ from pydantic import Field
 from perfladder.functional.samples import Arguments, tensors_in
 from perfladder.models import Model
 
+_Tensor: Final = torch.Tensor
 _TENSORS: Final = (torch.Tensor, torch.nn.Parameter)
 _PLAIN: Final = (bool, int, float, str, type(None))
+_SIMPLE: Final = frozenset(_PLAIN)
 _TYPES: Final[dict[str, Any]] = {kind.__name__: kind for kind in _PLAIN}
 _RANDOM_INTEGERS: Final = 2
 """Integers of an example lie below it: they may be indices, of which every table has these."""
@@ -89,7 +91,7 @@ class ArgumentForm(Model):
 
 
 class CallSignature(Model):
-    """The form of a call: of its positional arguments, and of those by name."""
+    """The form of a call: of its positional arguments, and of those by name, in the order in which code gives them."""
 
     args: tuple[ArgumentForm, ...]
     kwargs: dict[str, ArgumentForm] = {}
@@ -100,7 +102,7 @@ class CallSignature(Model):
         """The form of a call; None where an argument's cannot be told, or tensors lie on devices of several kinds."""
         args, kwargs = arguments
         by_place = [ArgumentForm.of(value) for value in args]
-        by_name = {name: ArgumentForm.of(kwargs[name]) for name in sorted(kwargs)}
+        by_name = {name: ArgumentForm.of(value) for name, value in kwargs.items()}
         devices = {tensor.device.type for tensor in tensors_in((args, kwargs))}
         if None in by_place or None in by_name.values() or len(devices) != 1:
             return None
@@ -130,13 +132,23 @@ class CallSignature(Model):
 
 def key_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """What is equal for calls of one form only; made in each swapped call, so that it is made of what is at hand."""
-    parts = tuple([_part(value) for value in args])
-    if not kwargs:
-        return parts
-    return parts, tuple([(name, _part(kwargs[name])) for name in sorted(kwargs)])
+    parts: list[Any] = []
+    for value in args:
+        if value.__class__ is _Tensor:
+            parts += (value.dtype, value.shape, value.stride(), value.is_cpu)
+        else:
+            parts += _part(value)
+    for name, value in kwargs.items():
+        if value.__class__ in _SIMPLE:
+            parts += (name, value.__class__, value)
+        else:
+            parts.append(name)
+            parts += _part(value)
+    return tuple(parts)
 
 
-def _part(value: Any) -> Any:
+def _part(value: Any) -> tuple[Any, ...]:
+    """A dtype, a class or an object, which tells how many entries follow, so that no two rows are mixed up."""
     kind = value.__class__
     if kind in _TENSORS:
         return value.dtype, value.shape, value.stride(), value.is_cpu  # a plan is of one kind of accelerator
@@ -146,16 +158,16 @@ def _part(value: Any) -> Any:
         return list, tuple([_part(item) for item in value])
     if kind in (tuple, torch.Size):
         return tuple, tuple([_part(item) for item in value])
-    return object()  # equal to nothing
+    return (object(),)  # equal to nothing
 
 
-def _with_place(key: Any, is_cpu: bool) -> Any:
+def _with_place(key: tuple[Any, ...], is_cpu: bool) -> tuple[Any, ...]:
     """The key of an example without data, with what it tells of a tensor's place put right."""
-    if not isinstance(key, tuple) or isinstance(key, torch.Size):
-        return key
-    if key and isinstance(key[0], torch.dtype):
-        return (*key[:-1], is_cpu)
-    return tuple(_with_place(part, is_cpu) for part in key)
+    parts = [_with_place(part, is_cpu) if type(part) is tuple else part for part in key]
+    for index, part in enumerate(parts[:-3]):
+        if isinstance(part, torch.dtype) and isinstance(parts[index + 1], torch.Size):
+            parts[index + 3] = is_cpu
+    return tuple(parts)
 
 
 class _Test:

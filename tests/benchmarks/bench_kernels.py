@@ -9,6 +9,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -45,13 +46,21 @@ def time_us(function: Callable[[], Any], number: int) -> float:
     return (time.perf_counter_ns() - start) / number / 1000
 
 
-def added_us(without: Callable[[], Any], added: Callable[[], Any], rounds: int, number: int) -> tuple[float, float]:
-    """Medians of the first one, and of what the second one takes more, taken in turns."""
+def added_us(
+    without: Callable[[], Any],
+    added: Callable[[], Any],
+    rounds: int,
+    number: int,
+    mode: AbstractContextManager[Any] | None = None,
+) -> tuple[float, float]:
+    """Medians of the first one, and of what the second one, under a mode, takes more; taken in turns."""
     pairs = []
     for turn in range(rounds):
-        sides = (without, added) if turn % 2 == 0 else (added, without)
-        times = [time_us(side, number) for side in sides]
-        pairs.append(times if turn % 2 == 0 else times[::-1])
+        times = {}
+        for side in ("without", "added") if turn % 2 == 0 else ("added", "without"):
+            with mode if side == "added" and mode is not None else nullcontext():
+                times[side] = time_us(added if side == "added" else without, number)
+        pairs.append((times["without"], times["added"]))
     return statistics.median(one for one, _ in pairs), statistics.median(two - one for one, two in pairs)
 
 
@@ -74,18 +83,13 @@ def show_overhead(rounds: int, number: int) -> None:
             def plain(provider: Any = provider, args: Any = args, kwargs: Any = kwargs) -> Any:
                 return provider(*args, **kwargs)
 
-            def swapped(function: Any = function, args: Any = args, kwargs: Any = kwargs, mode: Any = mode) -> Any:
-                with mode:
-                    return function(*args, **kwargs)
+            def swapped(function: Any = function, args: Any = args, kwargs: Any = kwargs) -> Any:
+                return function(*args, **kwargs)
 
-            base, more = added_us(plain, swapped, rounds, number)
+            base, more = added_us(plain, swapped, rounds, number, mode)
             print(f"{label}: provider {base:.2f} us, the swap adds {more:.2f} us")
 
-        def other() -> Any:
-            with mode:
-                return torch.abs(x)
-
-        base, more = added_us(lambda: torch.abs(x), other, rounds, number)
+        base, more = added_us(lambda: torch.abs(x), lambda: torch.abs(x), rounds, number, mode)
         print(f"other call: {base:.2f} us, the mode adds {more:.2f} us")
         net, active = Nothing(), Nothing()
         with Activation(active, mode):
