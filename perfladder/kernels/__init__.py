@@ -8,12 +8,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from perfladder.kernels.base import KernelProvider as KernelProvider
     from perfladder.kernels.base import KernelProviderConfig as KernelProviderConfig
-    from perfladder.kernels.channels_last import ChannelsLastConvolutionProvider as ChannelsLastConvolutionProvider
-    from perfladder.kernels.compiled import CompiledCallProvider as CompiledCallProvider
-    from perfladder.kernels.diffusers_attention import DiffusersAttentionProvider as DiffusersAttentionProvider
+    from perfladder.kernels.channels_last import (
+        ChannelsLastConvolutionKernelProvider as ChannelsLastConvolutionKernelProvider,
+    )
+    from perfladder.kernels.compiled import CompiledCallKernelProvider as CompiledCallKernelProvider
+    from perfladder.kernels.diffusers_attention import (
+        DiffusersAttentionKernelProvider as DiffusersAttentionKernelProvider,
+    )
     from perfladder.kernels.export import export_benchmark as export_benchmark
-    from perfladder.kernels.flash_attention import FlashAttentionProvider as FlashAttentionProvider
-    from perfladder.kernels.flash_attention import SageAttentionProvider as SageAttentionProvider
+    from perfladder.kernels.flash_attention import FlashAttentionKernelProvider as FlashAttentionKernelProvider
+    from perfladder.kernels.flash_attention import SageAttentionKernelProvider as SageAttentionKernelProvider
     from perfladder.kernels.generator import KernelGenerationResult as KernelGenerationResult
     from perfladder.kernels.generator import KernelGenerator as KernelGenerator
     from perfladder.kernels.optimizer import KernelOptimizer as KernelOptimizer
@@ -21,21 +25,21 @@ if TYPE_CHECKING:
     from perfladder.kernels.registry import default_providers as default_providers
     from perfladder.kernels.registry import find_provider as find_provider
     from perfladder.kernels.registry import register_provider as register_provider
-    from perfladder.kernels.torch_sdpa import TorchSDPAProvider as TorchSDPAProvider
+    from perfladder.kernels.torch_sdpa import TorchSDPAKernelProvider as TorchSDPAKernelProvider
 
 _LAZY = {
-    "ChannelsLastConvolutionProvider": "channels_last",
-    "CompiledCallProvider": "compiled",
-    "DiffusersAttentionProvider": "diffusers_attention",
-    "FlashAttentionProvider": "flash_attention",
+    "ChannelsLastConvolutionKernelProvider": "channels_last",
+    "CompiledCallKernelProvider": "compiled",
+    "DiffusersAttentionKernelProvider": "diffusers_attention",
+    "FlashAttentionKernelProvider": "flash_attention",
     "KernelGenerationResult": "generator",
     "KernelGenerator": "generator",
     "KernelOptimizationPlan": "plan",
     "KernelOptimizer": "optimizer",
     "KernelProvider": "base",
     "KernelProviderConfig": "base",
-    "SageAttentionProvider": "flash_attention",
-    "TorchSDPAProvider": "torch_sdpa",
+    "SageAttentionKernelProvider": "flash_attention",
+    "TorchSDPAKernelProvider": "torch_sdpa",
     "default_providers": "registry",
     "export_benchmark": "export",
     "find_provider": "registry",

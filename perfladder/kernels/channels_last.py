@@ -9,7 +9,7 @@ import torch
 from perfladder.kernels.base import KernelProvider
 
 
-class ChannelsLastConvolutionProvider(KernelProvider):
+class ChannelsLastConvolutionKernelProvider(KernelProvider):
     """Brings input and weight into that layout, and the output back, so that what comes after sees no difference.
 
     Where many convolutions follow one another, `memory_format="channels_last"` of a backend saves these copies.

@@ -23,7 +23,7 @@ class CompiledCallConfig(KernelProviderConfig):
     mode: Literal["default", "max-autotune-no-cudagraphs"] | None = None
 
 
-class CompiledCallProvider(KernelProvider):
+class CompiledCallKernelProvider(KernelProvider):
     """`torch.compile` of the function alone, once for each form of call; each takes seconds to prepare.
 
     Inside a module that is compiled as a whole its calls are compiled anyway.

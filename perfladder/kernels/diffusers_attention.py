@@ -30,7 +30,7 @@ class DiffusersAttentionConfig(KernelProviderConfig):
         return value
 
 
-class DiffusersAttentionProvider(KernelProvider):
+class DiffusersAttentionKernelProvider(KernelProvider):
     """`dispatch_attention_fn` of diffusers, for models of any library."""
 
     name = "diffusers_attention"

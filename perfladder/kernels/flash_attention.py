@@ -31,7 +31,7 @@ class FlashAttentionConfig(KernelProviderConfig):
     version: Literal[2, 3, 4] = 2
 
 
-class FlashAttentionProvider(KernelProvider):
+class FlashAttentionKernelProvider(KernelProvider):
     """`flash_attn_func` of FlashAttention 2, 3 or 4."""
 
     name = "flash_attention"
@@ -63,7 +63,7 @@ class FlashAttentionProvider(KernelProvider):
         return (output[0] if isinstance(output, tuple) else output).transpose(1, 2)
 
 
-class SageAttentionProvider(KernelProvider):
+class SageAttentionKernelProvider(KernelProvider):
     """`sageattn` of SageAttention: products of 8-bit integers, which cost accuracy that validation may not accept."""
 
     name = "sage_attention"

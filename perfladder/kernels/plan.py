@@ -14,6 +14,7 @@ from perfladder.kernels.base import KernelProvider
 from perfladder.kernels.records import ProviderRecord, StagePlanReplay, SwapModel
 from perfladder.kernels.runtime import Activation, KernelMode, LiveSwap, under_mode
 from perfladder.models import SCHEMA_VERSION, Model, input_error
+from perfladder.text import plural
 from perfladder.tuning.records import CorrectnessRecord, Measurement
 
 _SHOWN: Final = 100
@@ -121,9 +122,8 @@ class KernelOptimizationPlan(Model):
         if self.stage is not None:
             name = self.stage.stage
             lines += [f"stage {name}, call {call.index}: {_times(call.measurement)}" for call in self.stage.calls]
-        lines.append(
-            f"nothing is swapped: {self.reason}" if not self.swaps else f"{len(self.swaps)} forms of call kept"
-        )
+        kept = f"{plural(len(self.swaps), 'form')} of call kept"
+        lines.append(kept if self.swaps else f"nothing is swapped: {self.reason}")
         return "\n".join(lines)
 
 

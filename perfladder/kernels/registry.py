@@ -9,12 +9,12 @@ from perfladder.kernels.base import KernelProvider
 from perfladder.registry import Registry
 
 _OWN: Final = {
-    "channels_last": "perfladder.kernels.channels_last:ChannelsLastConvolutionProvider",
-    "compiled": "perfladder.kernels.compiled:CompiledCallProvider",
-    "diffusers_attention": "perfladder.kernels.diffusers_attention:DiffusersAttentionProvider",
-    "flash_attention": "perfladder.kernels.flash_attention:FlashAttentionProvider",
-    "sage_attention": "perfladder.kernels.flash_attention:SageAttentionProvider",
-    "torch_sdpa": "perfladder.kernels.torch_sdpa:TorchSDPAProvider",
+    "channels_last": "perfladder.kernels.channels_last:ChannelsLastConvolutionKernelProvider",
+    "compiled": "perfladder.kernels.compiled:CompiledCallKernelProvider",
+    "diffusers_attention": "perfladder.kernels.diffusers_attention:DiffusersAttentionKernelProvider",
+    "flash_attention": "perfladder.kernels.flash_attention:FlashAttentionKernelProvider",
+    "sage_attention": "perfladder.kernels.flash_attention:SageAttentionKernelProvider",
+    "torch_sdpa": "perfladder.kernels.torch_sdpa:TorchSDPAKernelProvider",
 }
 _providers: Final = Registry[KernelProvider](
     KernelProvider,  # type: ignore[type-abstract]
@@ -47,14 +47,14 @@ def find_provider(name: str) -> type[KernelProvider]:
 def default_providers() -> list[KernelProvider]:
     """What is tried where nobody names providers; what is missing here says so when it is tried.
 
-    `CompiledCallProvider` is not among them: each form of call takes it seconds.
+    `CompiledCallKernelProvider` is not among them: each form of call takes it seconds.
     """
     kernels = importlib.import_module("perfladder.kernels")
     return [
-        *(kernels.TorchSDPAProvider(backend=name) for name in ("flash", "efficient", "cudnn", "math")),
-        kernels.FlashAttentionProvider(),
-        kernels.FlashAttentionProvider(version=3),
-        kernels.FlashAttentionProvider(version=4),
-        kernels.SageAttentionProvider(),
-        kernels.ChannelsLastConvolutionProvider(),
+        *(kernels.TorchSDPAKernelProvider(backend=name) for name in ("flash", "efficient", "cudnn", "math")),
+        kernels.FlashAttentionKernelProvider(),
+        kernels.FlashAttentionKernelProvider(version=3),
+        kernels.FlashAttentionKernelProvider(version=4),
+        kernels.SageAttentionKernelProvider(),
+        kernels.ChannelsLastConvolutionKernelProvider(),
     ]

@@ -175,7 +175,9 @@ class Activation:
             with mode:
                 return before(*args, **kwargs) if before is not None else plain(module, *args, **kwargs)
 
-        return functools.wraps(plain)(forward)
+        functools.update_wrapper(forward, plain)
+        forward.activation = self  # type: ignore[attr-defined]
+        return forward
 
     def resumed(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """A function during whose calls a paused activation is not."""
@@ -195,10 +197,13 @@ class Activation:
             return
         self._is_active = False
         if vars(self._module).get("forward") is self._forward:
-            if self._before is None:
+            before = self._before
+            while (other := getattr(before, "activation", None)) is not None and not other._is_active:
+                before = other._before  # removed while this one was on top of it
+            if before is None:
                 del vars(self._module)["forward"]
             else:
-                vars(self._module)["forward"] = self._before
+                vars(self._module)["forward"] = before
         self._stack.close()
 
     def __enter__(self) -> Self:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 import torch
+from pydantic import field_validator
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -40,8 +41,14 @@ class TorchSDPAConfig(KernelProviderConfig):
 
     backend: Kernel = "flash"
 
+    @field_validator("backend", mode="before")
+    @classmethod
+    def _by_member(cls, value: Any) -> Any:
+        """Members of torch's own enumeration are taken too."""
+        return next((name for name, member in _BACKENDS.items() if value is member), value)
 
-class TorchSDPAProvider(KernelProvider):
+
+class TorchSDPAKernelProvider(KernelProvider):
     """The kernel that torch takes under `torch.nn.attention.sdpa_kernel`.
 
     That setting is the process's, so that other threads would see it. It is made once, when the call is prepared: what

@@ -23,7 +23,10 @@ def plan_of():
     def make(*providers, net=None, data=None, **options):
         import torch
 
-        optimizer = KernelOptimizer(providers, clock=kernel_toys.clock, min_time_share=0, **options)
+        measuring = pl.NumStepsMeasuringStopStrategy(num_steps=10, warmup_samples=1)
+        optimizer = KernelOptimizer(
+            providers, clock=kernel_toys.clock, min_time_share=0, measuring=measuring, **options
+        )
         data = [((torch.linspace(-1, 1, 12).view(3, 4),), {})] if data is None else data
         return optimizer.make_plan(net or kernel_toys.Net(), data)
 

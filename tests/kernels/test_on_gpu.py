@@ -71,7 +71,7 @@ def test_each_kernel_of_torch_for_attention_is_right(backend):
             return attention(x)
 
     x = torch.randn(2, 4, 256, 64, device="cuda", dtype=torch.float16)
-    provider = pl.kernels.TorchSDPAProvider(backend=backend)
+    provider = pl.kernels.TorchSDPAKernelProvider(backend=backend)
     plan = pl.kernels.KernelOptimizer([provider], min_time_share=0).make_plan(Net(), [((x,), {})])
     (record,) = plan.records
     assert record.correctness is not None, record.reason

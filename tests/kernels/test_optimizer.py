@@ -100,7 +100,7 @@ def test_swaps_that_make_the_whole_wrong_are_given_up(plan_of):
         name = "toy_differing"
 
         def result(self, right, *args):
-            return right * (1 if toys.calls[self.name] <= 2 * (1 + 25) else 2)
+            return right * (1 if toys.calls[self.name] <= 2 * (1 + 11) else 2)
 
     plan = plan_of(Differing())
     assert plan.swaps == []
@@ -175,7 +175,7 @@ def test_what_is_no_plan_is_refused(data):
 
 
 def test_a_provider_survives_json():
-    provider = pl.kernels.TorchSDPAProvider(backend="math").of("scaled_dot_product_attention")
+    provider = pl.kernels.TorchSDPAKernelProvider(backend="math").of("scaled_dot_product_attention")
     again = pl.kernels.KernelProvider.from_dict(json.loads(json.dumps(provider.to_dict())))
     assert (type(again), again.config, again.function) == (type(provider), provider.config, provider.function)
     with pytest.raises(InputError, match="expected what to_dict"):

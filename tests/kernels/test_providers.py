@@ -32,9 +32,9 @@ CALLS = {
     "self": ((qkv()[0],) * 3, {}),
 }
 PROVIDERS = {
-    "flash": pl.kernels.TorchSDPAProvider(backend="flash"),
-    "math": pl.kernels.TorchSDPAProvider(backend="math"),
-    "diffusers": pl.kernels.DiffusersAttentionProvider(backend="native"),
+    "flash": pl.kernels.TorchSDPAKernelProvider(backend="flash"),
+    "math": pl.kernels.TorchSDPAKernelProvider(backend="math"),
+    "diffusers": pl.kernels.DiffusersAttentionKernelProvider(backend="native"),
 }
 
 
@@ -59,6 +59,15 @@ def test_attention_is_right_for_the_call_it_was_prepared_for(provider, call):
                 tensor.mul_(-0.5)
     found = live(*other_args, **other_kwargs)
     torch.testing.assert_close(found, functional.scaled_dot_product_attention(*other_args, **other_kwargs))
+
+
+def test_torchs_own_names_of_kernels_are_taken_too():
+    from torch.nn.attention import SDPBackend
+
+    for member, name in ((SDPBackend.FLASH_ATTENTION, "flash"), (SDPBackend.CUDNN_ATTENTION, "cudnn")):
+        assert pl.kernels.TorchSDPAKernelProvider(backend=member).config.backend == name
+    with pytest.raises(InputError, match="backend: got"):
+        pl.kernels.TorchSDPAKernelProvider(backend=SDPBackend.OVERRIDEABLE)
 
 
 def test_one_tensor_in_the_sample_may_be_several_in_a_call():
@@ -91,7 +100,7 @@ def test_the_settings_of_the_process_are_left_alone():
 
 @pytest.mark.parametrize("backend", ["efficient", "cudnn"])
 def test_kernels_of_a_gpu_are_not_applicable_on_a_cpu(backend):
-    provider = pl.kernels.TorchSDPAProvider(backend=backend)
+    provider = pl.kernels.TorchSDPAKernelProvider(backend=backend)
     assert provider.why_not(CPU) == f"torch has its {backend} kernel on cuda, not on cpu"
     assert provider.why_not(CUDA) is None
 
@@ -99,12 +108,12 @@ def test_kernels_of_a_gpu_are_not_applicable_on_a_cpu(backend):
 @pytest.mark.parametrize(
     ("provider", "says"),
     [
-        (pl.kernels.FlashAttentionProvider(), "FlashAttention 2 is not installed: pip install flash-attn"),
-        (pl.kernels.FlashAttentionProvider(version=3), "FlashAttention 3 is not installed"),
-        (pl.kernels.FlashAttentionProvider(version=4), "FlashAttention 4 is not installed"),
-        (pl.kernels.SageAttentionProvider(), "SageAttention is not installed: pip install sageattention"),
-        (pl.kernels.DiffusersAttentionProvider(backend="sage"), "Sage Attention backend 'sage' is not usable"),
-        (pl.kernels.DiffusersAttentionProvider(backend="fast"), "no attention backend 'fast'; it has flash"),
+        (pl.kernels.FlashAttentionKernelProvider(), "FlashAttention 2 is not installed: pip install flash-attn"),
+        (pl.kernels.FlashAttentionKernelProvider(version=3), "FlashAttention 3 is not installed"),
+        (pl.kernels.FlashAttentionKernelProvider(version=4), "FlashAttention 4 is not installed"),
+        (pl.kernels.SageAttentionKernelProvider(), "SageAttention is not installed: pip install sageattention"),
+        (pl.kernels.DiffusersAttentionKernelProvider(backend="sage"), "Sage Attention backend 'sage' is not usable"),
+        (pl.kernels.DiffusersAttentionKernelProvider(backend="fast"), "no attention backend 'fast'; it has flash"),
     ],
 )
 def test_a_library_that_is_missing_is_named(provider, says, monkeypatch):
@@ -119,7 +128,7 @@ def test_a_library_that_is_missing_is_named(provider, says, monkeypatch):
 @pytest.mark.parametrize("backend", ["flash_hub", "_flash_3_hub", "flash_4_hub", "sage_blackwell_hub"])
 def test_backends_that_download_are_refused(backend):
     with pytest.raises(InputError, match="download kernels, which perfladder never does"):
-        pl.kernels.DiffusersAttentionProvider(backend=backend)
+        pl.kernels.DiffusersAttentionKernelProvider(backend=backend)
 
 
 @pytest.mark.parametrize(
@@ -134,12 +143,12 @@ def test_backends_that_download_are_refused(backend):
     ],
 )
 def test_calls_that_flash_attention_does_not_know_are_told(args, kwargs, says):
-    assert says in pl.kernels.FlashAttentionProvider().why_not_for(*args, **kwargs)
-    assert pl.kernels.FlashAttentionProvider().why_not_for(*qkv(dtype=torch.bfloat16)) is None
+    assert says in pl.kernels.FlashAttentionKernelProvider().why_not_for(*args, **kwargs)
+    assert pl.kernels.FlashAttentionKernelProvider().why_not_for(*qkv(dtype=torch.bfloat16)) is None
 
 
 def test_convolutions_in_another_layout_give_the_usual_layout_back():
-    provider = pl.kernels.ChannelsLastConvolutionProvider()
+    provider = pl.kernels.ChannelsLastConvolutionKernelProvider()
     image, weight = torch.randn(2, 3, 8, 8), torch.randn(4, 3, 3, 3)
     assert provider.why_not_for(image, weight) is None
     for function, w in (("conv2d", weight), ("conv_transpose2d", weight.transpose(0, 1))):
@@ -160,7 +169,7 @@ def test_a_single_call_is_compiled():
             return functional.softmax(x, -1)
 
     net, x = Net(), torch.randn(64, 512)
-    provider = pl.kernels.CompiledCallProvider(functions=("softmax",))
+    provider = pl.kernels.CompiledCallKernelProvider(functions=("softmax",))
     plan = pl.kernels.KernelOptimizer([provider]).make_plan(net, [((x,), {})])
     (record,) = plan.records
     assert record.correctness is not None, record.reason
@@ -171,15 +180,15 @@ def test_a_single_call_is_compiled():
 
 def test_a_compiled_call_needs_functions():
     with pytest.raises(InputError, match="functions: required"):
-        pl.kernels.CompiledCallProvider()
+        pl.kernels.CompiledCallKernelProvider()
     with pytest.raises(InputError, match="one CompiledCallConfig, or options by name"):
-        pl.kernels.CompiledCallProvider(pl.kernels.KernelProviderConfig())
+        pl.kernels.CompiledCallKernelProvider(pl.kernels.KernelProviderConfig())
 
 
 def test_all_that_are_tried_by_default_are_found_by_name():
     for provider in default_providers():
         assert find_provider(provider.name) is type(provider)
-    assert find_provider("compiled") is pl.kernels.CompiledCallProvider
+    assert find_provider("compiled") is pl.kernels.CompiledCallKernelProvider
     with pytest.raises(InputError, match=r"There is no kernel provider 'torch_spda'\. Did you mean 'torch_sdpa'"):
         find_provider("torch_spda")
     with pytest.raises(InputError, match="belongs to another kernel provider"):

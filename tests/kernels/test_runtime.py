@@ -145,6 +145,7 @@ def test_handles_may_be_removed_in_any_order_and_twice(net):
     second.remove()
     second.remove()
     assert torch.equal(net(X), plain)
+    assert "forward" not in vars(net)
 
 
 def test_a_copy_of_a_module_runs_its_own_forward():

@@ -110,7 +110,7 @@ def test_a_delegate_that_does_not_run_the_forward_is_not_applicable():
 def test_the_config_makes_the_same_backend_again():
     backend = pl.backend.KernelSelectorBackend(
         delegate_backend=pl.backend.TorchInductorJitBackend(dynamic=True),
-        providers=[pl.kernels.TorchSDPAProvider(backend="math")],
+        providers=[pl.kernels.TorchSDPAKernelProvider(backend="math")],
     )
     again = pl.backend.KernelSelectorBackend(
         type(backend.config).model_validate(backend.config.model_dump(mode="json"))
@@ -141,8 +141,8 @@ def test_inside_a_compiled_module_the_swaps_are_part_of_its_graph():
     torch.manual_seed(0)
     net, x = Attention().eval(), torch.randn(2, 32, 16)
     backend = selector(
-        pl.kernels.TorchSDPAProvider(backend="math"),
-        pl.kernels.CompiledCallProvider(functions=("gelu",)),
+        pl.kernels.TorchSDPAKernelProvider(backend="math"),
+        pl.kernels.CompiledCallKernelProvider(functions=("gelu",)),
         delegate=pl.backend.TorchInductorJitBackend(),
     )
     plans = []
@@ -162,7 +162,7 @@ def test_inside_a_compiled_module_the_swaps_are_part_of_its_graph():
 
         record = next(record for record in plan.records if record.provider == "torch_sdpa")
         assert record.status in ("kept", "rejected"), record.reason
-        provider = pl.kernels.TorchSDPAProvider(backend="math").of(record.function)
+        provider = pl.kernels.TorchSDPAKernelProvider(backend="math").of(record.function)
         provider.prepare([record.signature.example(torch.device("cpu"))])
         swap = LiveSwap(record.function, record.signature, provider)
         made = plan.model_copy(update={"swaps": [_model_of(swap)]})
