@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from perfladder.flows.config import ProfilePipelineConfig
 from perfladder.ladder import Climb
+from perfladder.rungs.cost import Ask
 from perfladder.tasks.store import StoreError, TrackingStore, resolve_tracking_uri
 from perfladder.workload import Workload, WorkloadFile, load_workload
 
@@ -25,7 +26,9 @@ class Begun(NamedTuple):
 
 
 @contextmanager
-def begin(config: ProfilePipelineConfig, tell: Callable[[str], None]) -> Iterator[Begun]:
+def begin(
+    config: ProfilePipelineConfig, tell: Callable[[str], None], *, ask: Ask | None = None, step: bool = False
+) -> Iterator[Begun]:
     """Start the children and open the tracking store; however the block ends, the end is recorded and nothing is left.
 
     Raises:
@@ -41,7 +44,7 @@ def begin(config: ProfilePipelineConfig, tell: Callable[[str], None]) -> Iterato
         tell=tell,
     )
     source = config.source or (config.workload if isinstance(config.workload, str) else file.workload.name)
-    ladder = Climb(file, source=source, runs_dir=runs_dir, until=config.until, tell=tell)
+    ladder = Climb(file, source=source, runs_dir=runs_dir, until=config.until, tell=tell, ask=ask, step=step)
     with store:
         try:
             with ladder:

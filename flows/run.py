@@ -13,23 +13,32 @@ from perfladder.flows.begin import begin
 from perfladder.flows.config import ProfilePipelineConfig
 from perfladder.flows.prefect_server import PrefectServer, UsersServer, find_server
 from perfladder.ladder import ClimbOutcome
+from perfladder.rungs.cost import Ask
 from perfladder.tasks.variables import variables_set
 
 _DRAIN_LIMIT_S = 10.0
 
 
-def run_profile_pipeline(config: ProfilePipelineConfig, tell: Callable[[str], None] = lambda _: None) -> ClimbOutcome:
+def run_profile_pipeline(
+    config: ProfilePipelineConfig,
+    tell: Callable[[str], None] = lambda _: None,
+    *,
+    ask: Ask | None = None,
+    step: bool = False,
+) -> ClimbOutcome:
     """Run the flow with a local Prefect server, or with the one that the user's settings name.
 
     Args:
         config: What to profile.
         tell: Shows one line of progress.
+        ask: Asks the user at a terminal about a rung over budget; None: it is skipped.
+        step: Whether to ask before every rung but the first.
 
     Raises:
         PerfladderError: Nothing could be measured: a wrong workload, a target that does not load, no server.
     """
     with (
-        begin(config, tell) as begun,
+        begin(config, tell, ask=ask, step=step) as begun,
         find_server(Path(config.runs_dir), os.environ) as server,
         variables_set(_client_variables(server, os.environ)),
     ):

@@ -8,13 +8,12 @@ import select
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 from perfladder import guard
 
@@ -56,6 +55,7 @@ class ChildAnswer:
 def ask_child(
     arguments: Callable[[int], list[str]],
     limits: ChildLimits,
+    output: IO[bytes],
     *,
     send: Callable[[subprocess.Popen[bytes]], threading.Thread] | None = None,
 ) -> ChildAnswer:
@@ -64,15 +64,15 @@ def ask_child(
     Args:
         arguments: Those of the interpreter, given the descriptor to write the answer to.
         limits: When it is ended.
+        output: A file that takes what it prints; the end of it is told where it ended by itself.
         send: Makes a thread that writes to the process's stdin and closes it; None: there is nothing to read.
     """
     deadline = time.monotonic() + limits.timeout_s
-    with tempfile.TemporaryFile() as log:
-        answer, peak, error = _run(arguments, limits, send, log.fileno(), deadline)
-        if error is not None and error.startswith("its process"):
-            log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
-            printed = log.read().decode(errors="replace").strip()
-            error += f". Its last output:\n{printed}" if printed else ". It printed nothing"
+    answer, peak, error = _run(arguments, limits, send, output.fileno(), deadline)
+    if error is not None and error.startswith("its process"):
+        output.seek(max(0, output.seek(0, os.SEEK_END) - _TAIL_BYTES))
+        printed = output.read().decode(errors="replace").strip()
+        error += f". Its last output:\n{printed}" if printed else ". It printed nothing"
     return ChildAnswer(answer, peak, error)
 
 

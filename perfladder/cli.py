@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from perfladder.errors import InputError, NotPossibleHereError, PerfladderError
-from perfladder.progress_display import show_bar, show_lines
+from perfladder.progress_display import Lines, show_bar, show_lines
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -39,7 +39,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on s
 Out = Annotated[Path, typer.Option("--out", help="Folder that run directories are made in.")]
 Plain = Annotated[bool, typer.Option("--plain", help="Run directory only: no Prefect server, no MLflow store.")]
 Until = Annotated[
-    str, typer.Option("--until", help="Last rung to climb: stages, capture, regions, harness or kernels.")
+    str, typer.Option("--until", help="Last rung to climb: stages, capture, regions, harness, kernels or ncu.")
 ]
 TrackingUri = Annotated[
     str | None, typer.Option("--tracking-uri", help="MLflow tracking URI; by default a SQLite store in --out.")
@@ -129,10 +129,20 @@ def run(
     plain: Plain = False,
     until: Until = "kernels",
     tracking_uri: TrackingUri = None,
+    step: Annotated[bool, typer.Option("--step", help="Ask before every rung but the first.")] = False,
     changes: Set = None,
 ) -> None:
     """Climb the ladder on a workload: stage timing, regions, isolated replay, kernels."""
-    _run(workload, as_json=as_json, out=out, plain=plain, until=until, tracking_uri=tracking_uri, changes=changes or [])
+    _run(
+        workload,
+        as_json=as_json,
+        out=out,
+        plain=plain,
+        until=until,
+        tracking_uri=tracking_uri,
+        changes=changes or [],
+        step=step,
+    )
 
 
 @app.command()
@@ -198,7 +208,7 @@ def capture(
     changes: Set = None,
 ) -> None:
     """Save what one stage receives and returns in real calls: your prompts and pictures too, unless you --redact."""
-    with _errors(as_json), show_lines() as tell:
+    with _errors(as_json), show_lines() as (tell, _):
         from perfladder.capturing.api import capture_request, capture_workload
         from perfladder.report import render_capture
 
@@ -234,7 +244,7 @@ def replay(
     changes: Set = None,
 ) -> None:
     """Replay a capture on its stage alone, in a fresh process, and judge whether it stands for the pipeline's calls."""
-    with _errors(as_json), show_lines() as tell:
+    with _errors(as_json), show_lines() as (tell, _):
         from perfladder.capturing.api import StageBenchHarness
         from perfladder.report import render_replay
 
@@ -271,6 +281,63 @@ def kernels(
 
 
 @app.command()
+def ncu(
+    folder: Annotated[
+        Path, typer.Argument(metavar="CAPTURE", help="Folder of a capture; in a run's folder it becomes its rung 5.")
+    ],
+    as_json: Json = False,
+    kernel: Annotated[
+        str | None,
+        typer.Option("--kernel", help="Name as in rung 4, or the function's alone; by default rung 4's heaviest."),
+    ] = None,
+    workload: Annotated[
+        str | None, typer.Option("--workload", help="The workload that was captured: a file, or a built-in.")
+    ] = None,
+    factory: Annotated[
+        str | None, typer.Option("--factory", help="Instead of it: module:function that returns the stage alone.")
+    ] = None,
+    call: Annotated[int | None, typer.Option("--call", help="Which captured call; by default rung 4's.")] = None,
+    launch_skip: Annotated[
+        int | None, typer.Option("--launch-skip", min=0, help="Launches of that function in the call to leave out.")
+    ] = None,
+    launch_count: Annotated[int, typer.Option("--launch-count", min=1, max=20, help="How many to profile.")] = 1,
+    sections: Annotated[
+        list[str] | None, typer.Option("--section", help="Section of ncu (repeatable) in place of the usual ones.")
+    ] = None,
+    clock_control: Annotated[
+        str, typer.Option("--clock-control", help="none, or base: lock the clocks to the base clock.")
+    ] = "none",
+    cache_control: Annotated[
+        str, typer.Option("--cache-control", help="all: empty caches before each pass; or none.")
+    ] = "all",
+    limit_s: Annotated[float, typer.Option("--limit-s", min=1, help="After so long ncu is ended.")] = 600.0,
+    to: Annotated[Path | None, typer.Option("--to", help="Folder for report and result.")] = None,
+    changes: Set = None,
+) -> None:
+    """Look at one kernel of a captured stage with Nsight Compute: what limits it, and what that rests on."""
+    with _errors(as_json), show_lines() as tell:
+        from perfladder.nsight.api import profile_capture
+        from perfladder.report import render_ncu
+
+        options: dict[str, object] = {"launch_count": launch_count, "clock_control": clock_control}
+        options |= {"cache_control": cache_control, **({"sections": sections} if sections else {})}
+        result = profile_capture(
+            folder,
+            workload=_load(workload, changes or []) if workload else None,
+            factory=factory,
+            kernel=kernel,
+            call=call,
+            launch_skip=launch_skip,
+            to=to,
+            limit_s=limit_s,
+            options=options,
+            tell=tell,
+        )
+    _show(result, as_json, render_ncu)
+    raise typer.Exit(0 if result.status == "done" else NotPossibleHereError.exit_code)
+
+
+@app.command()
 def inspect(
     workload: Annotated[str, typer.Argument(help="A workload file (YAML), or the name of a built-in.")],
     as_json: Json = False,
@@ -280,7 +347,7 @@ def inspect(
     changes: Set = None,
 ) -> None:
     """List the topmost modules that run, with their time: which are worth tuning?"""
-    with _errors(as_json), show_lines() as tell:
+    with _errors(as_json), show_lines() as (tell, _):
         from perfladder.measure_alone import measure_alone
         from perfladder.report import render_inspection
         from perfladder.tuning.inspect_workload import InspectRequest, measure
@@ -397,22 +464,32 @@ def doctor(as_json: Json = False) -> None:
 
 
 def _run(
-    source: str, *, as_json: bool, out: Path, plain: bool, until: str, tracking_uri: str | None, changes: list[str]
+    source: str,
+    *,
+    as_json: bool,
+    out: Path,
+    plain: bool,
+    until: str,
+    tracking_uri: str | None,
+    changes: list[str],
+    step: bool = False,
 ) -> None:
-    with _errors(as_json), show_lines() as tell:
+    with _errors(as_json), show_lines() as lines:
+        if step and lines.ask is None:
+            raise InputError("--step asks at a terminal before each rung, and there is none. Leave it out.")
         file = _load(source, changes)
         if plain:
             from perfladder.ladder import climb
 
-            outcome = climb(file, runs_dir=out, until=until, tell=tell, source=source)
+            outcome = climb(file, runs_dir=out, until=until, tell=lines.tell, source=source, ask=lines.ask, step=step)
         else:
-            outcome = _run_flow(file, source, out, until, tracking_uri, tell)
+            outcome = _run_flow(file, source, out, until, tracking_uri, lines, step=step)
     _show_outcome(outcome, as_json)
     raise typer.Exit(outcome.exit_code)
 
 
 def _run_flow(
-    file: WorkloadFile, source: str, out: Path, until: str, tracking_uri: str | None, tell: Callable[[str], None]
+    file: WorkloadFile, source: str, out: Path, until: str, tracking_uri: str | None, lines: Lines, *, step: bool
 ) -> ClimbOutcome:
     import importlib.util
 
@@ -434,7 +511,7 @@ def _run_flow(
         until=until,
         tracking_uri=tracking_uri,
     )
-    return run_profile_pipeline(config, tell=tell)
+    return run_profile_pipeline(config, tell=lines.tell, ask=lines.ask, step=step)
 
 
 def _load(source: str, changes: list[str]) -> WorkloadFile:

@@ -17,13 +17,13 @@ from typing import Any, Literal, Self
 from perfladder.device_lock import device_lock
 from perfladder.errors import InputError, PerfladderError, RungError
 from perfladder.files import cache_folder, write_atomically
-from perfladder.finding import Finding
-from perfladder.findings import collect_findings, rungs_to_skip
+from perfladder.findings import Finding, collect_findings, rungs_to_skip
 from perfladder.models import Model
 from perfladder.rank_session import RankSession, open_session
 from perfladder.rundir import RunDirectory, RunStatus, read_model
 from perfladder.rungs.base import Launch, RungContext, RungResult
 from perfladder.rungs.capture import CaptureResult
+from perfladder.rungs.cost import Ask, CostEstimate, why_skipped
 from perfladder.session import Request, Result, Session
 from perfladder.target import LoadedInfo, LoadRequest, PreloadRequest, load, preload
 from perfladder.text import near_names
@@ -34,7 +34,10 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Rung:
-    """One entry of the ladder. `number` is the rung as users count it; capture is the first half of rung 3."""
+    """One entry of the ladder. `number` is the rung as users count it; capture is the first half of rung 3.
+
+    An optional rung is climbed only where `until` names it.
+    """
 
     number: int
     name: str
@@ -42,6 +45,7 @@ class Rung:
     question: str
     cost: str
     runs_on_ranks: bool = False
+    is_optional: bool = False
 
     @property
     def module(self) -> Any:
@@ -69,7 +73,10 @@ RUNGS = (
     ),
     Rung(3, "harness", "HarnessResult", "Does that stage, alone, behave as in the pipeline?", "a replay process"),
     Rung(4, "kernels", "KernelsResult", "Which kernels, from which operator and module?", "a profiled replay"),
+    Rung(5, "ncu", "NcuResult", "Why is that one kernel slow?", "ncu on the replay script", is_optional=True),
 )
+LAST_RUNG = next(rung.name for rung in reversed(RUNGS) if not rung.is_optional)
+"""How far a ladder is climbed where nobody says so."""
 
 
 def rung_named(name: str) -> Rung:
@@ -180,6 +187,8 @@ class Climb:
         until: The last rung to climb, by name.
         tell: Shows one line of progress.
         environment: Environment variables of the children; by default this process's.
+        ask: Asks the user at a terminal whether to climb a rung that is over budget; None: it is skipped.
+        step: Whether to ask before every rung but the first.
     """
 
     def __init__(
@@ -188,14 +197,17 @@ class Climb:
         *,
         source: str,
         runs_dir: Path,
-        until: str = RUNGS[-1].name,
+        until: str = LAST_RUNG,
         tell: Tell = lambda _: None,
         environment: dict[str, str] | None = None,
+        ask: Ask | None = None,
+        step: bool = False,
     ) -> None:
         last = RUNGS.index(rung_named(until))
         self.rungs = RUNGS[: last + 1]
         self.file = file
         self.tell = tell
+        self._ask, self._step = ask, step
         self.results: dict[str, RungResult] = {}
         self.findings: list[Finding] = []
         self.run = RunDirectory.create(runs_dir, file.workload, source=source, base_dir=file.base_dir)
@@ -276,16 +288,22 @@ class Climb:
         """Climb one rung: write its result, then derive the findings. A failure costs this rung only."""
         folder = self.run.rung_folder(rung.number, rung.name)
         started_at, start = _now(), time.perf_counter()
-        skip = rungs_to_skip(self.findings).get(rung.name)
-        self.tell(f"{rung.name} (rung {rung.number}): {rung.question if skip is None else 'skipped. ' + skip}")
+        context = self._context(folder)
+        skip, estimate = rungs_to_skip(self.findings).get(rung.name), None
+        if skip is None:
+            estimate = rung.module.estimate(context)
+            skip = self._why_not_for_its_cost(rung, estimate)
+        what = f"{rung.question} {estimate}" if skip is None else f"skipped. {skip}"
+        self.tell(f"{rung.name} (rung {rung.number}): {what}")
         result = (
-            self._attempt(rung, folder)
+            self._attempt(rung, context)
             if skip is None
             else rung.result_type(rung=rung.name, status="skipped", reason=skip)
         )
         result = result.model_copy(
             update={
                 "started_at": started_at,
+                "estimate": estimate,
                 "duration_s": round(time.perf_counter() - start, 3),
                 "perfladder_version": self.run.record.perfladder_version,
                 "device": self.info.device,
@@ -295,7 +313,7 @@ class Climb:
         )
         self.results[rung.name] = result
         self.run.write_result(folder, rung.name, result, result.status, result.reason)
-        self.findings = collect_findings(self.workload, self.info, self.results)
+        self.findings = collect_findings(self.workload, self.info, self.results, source=self.run.record.workload_source)
         if result.status == "failed":
             self.tell(f"{rung.name} (rung {rung.number}) failed: {result.reason}")
         return result
@@ -325,13 +343,20 @@ class Climb:
             findings=self.findings,
         )
 
-    def _attempt(self, rung: Rung, folder: Path) -> RungResult:
-        if self.workload.nproc > 1 and not rung.runs_on_ranks:
-            reason = _NOT_ON_RANKS.format(nproc=self.workload.nproc)
-            return rung.result_type(rung=rung.name, status="not_applicable", reason=reason)
+    def _why_not_for_its_cost(self, rung: Rung, estimate: CostEstimate) -> str | None:
+        return why_skipped(
+            estimate,
+            self.workload.budget,
+            name=rung.name,
+            question=rung.question,
+            ask=self._ask,
+            asks_always=self._step and rung is not RUNGS[0],
+        )
+
+    def _context(self, folder: Path) -> RungContext:
         captured = self.results.get("capture")
         self._replay.only = captured.stage if isinstance(captured, CaptureResult) else None
-        context = RungContext(
+        return RungContext(
             file=self.file,
             info=self.info,
             broad=self._broad,
@@ -341,7 +366,13 @@ class Climb:
             tell=self.tell,
             cache_folder=cache_folder(self._environment),
             open_fresh=self._open_fresh,
+            free_device=self.close,
         )
+
+    def _attempt(self, rung: Rung, context: RungContext) -> RungResult:
+        if self.workload.nproc > 1 and not rung.runs_on_ranks:
+            reason = _NOT_ON_RANKS.format(nproc=self.workload.nproc)
+            return rung.result_type(rung=rung.name, status="not_applicable", reason=reason)
         try:
             result: RungResult = rung.module.run(context)
             return result
@@ -373,9 +404,11 @@ def climb(
     workload: str | Path | Workload | WorkloadFile,
     *,
     runs_dir: str | Path = "runs",
-    until: str = RUNGS[-1].name,
+    until: str = LAST_RUNG,
     tell: Tell = lambda _: None,
     source: str | None = None,
+    ask: Ask | None = None,
+    step: bool = False,
 ) -> ClimbOutcome:
     """Climb the ladder with no server: the result is the run directory.
 
@@ -385,6 +418,8 @@ def climb(
         until: The last rung to climb.
         tell: Shows one line of progress.
         source: What to call the workload's origin in the record; by default the file or the workload's name.
+        ask: Asks the user at a terminal about a rung over budget; None: it is skipped.
+        step: Whether to ask before every rung but the first.
 
     Raises:
         PerfladderError: The workload or the target is wrong, so that nothing could be measured.
@@ -397,7 +432,15 @@ def climb(
         file = workload
     else:
         file, source = load_workload(workload), source or str(workload)
-    with Climb(file, source=source or file.workload.name, runs_dir=Path(runs_dir), until=until, tell=tell) as ladder:
+    with Climb(
+        file,
+        source=source or file.workload.name,
+        runs_dir=Path(runs_dir),
+        until=until,
+        tell=tell,
+        ask=ask,
+        step=step,
+    ) as ladder:
         ladder.wait_until_loaded()
         with ladder.holding_device():
             for rung in ladder.rungs_to_climb():

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from perfladder.progress import Progress
@@ -14,15 +14,24 @@ if TYPE_CHECKING:
 Tell = Callable[[str], None]
 
 
+class Lines(NamedTuple):
+    """Shows one line; asks a question of yes or no, where someone is there to answer."""
+
+    tell: Tell
+    ask: Callable[[str], bool] | None
+
+
 @contextmanager
-def show_lines() -> Iterator[Tell]:
+def show_lines() -> Iterator[Lines]:
     """Progress lines, with a spinner where someone is watching."""
     from rich.console import Console
+    from rich.prompt import Confirm
+    from rich.text import Text
 
     console = Console(stderr=True, highlight=False)
     line = _with_time()
     if not console.is_terminal:
-        yield lambda text: print(line(text), file=sys.stderr, flush=True)
+        yield Lines(lambda text: print(line(text), file=sys.stderr, flush=True), None)
         return
     with console.status("starting") as status:
 
@@ -30,7 +39,14 @@ def show_lines() -> Iterator[Tell]:
             console.print(line(text), markup=False)
             status.update(text.partition(":")[0])
 
-        yield tell
+        def ask(question: str) -> bool:
+            status.stop()
+            try:
+                return Confirm.ask(Text(question), console=console, default=False)
+            finally:
+                status.start()
+
+        yield Lines(tell, ask if sys.stdin.isatty() else None)
 
 
 @contextmanager

@@ -62,6 +62,16 @@ ITEMS_KEY = "$items_per_call"
 """In a scenario: its own number of items; no keyword argument can have this name."""
 
 
+class Budget(Model):
+    """What one rung may cost; a rung that is estimated to cost more is asked for at a terminal, and else skipped."""
+
+    max_rung_time_s: float | None = Field(default=None, gt=0)
+    max_rung_disk_bytes: int | None = Field(default=None, gt=0)
+    max_rung_memory_bytes: int | None = Field(
+        default=None, gt=0, description="Of the device, or on a CPU of the process."
+    )
+
+
 class Workload(Model):
     """One fixed piece of work. Defaults are safe on a laptop CPU."""
 
@@ -98,6 +108,7 @@ class Workload(Model):
         default=[], description="Numbers of requests at once; each is a closed loop of its own."
     )
     timeout_s: float = Field(default=600.0, gt=0, le=_MAX_TIMEOUT_S, description="Limit for loading and for each rung.")
+    budget: Budget | None = None
     nproc: int = Field(default=1, gt=0)
 
     @field_validator("target")

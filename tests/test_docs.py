@@ -18,10 +18,12 @@ import perfladder
 from perfladder import backend, errors, kernels, workload
 from perfladder.cli import app
 from perfladder.errors import PerfladderError
-from perfladder.finding import Kind
-from perfladder.findings import POLICY
+from perfladder.findings import POLICY, Kind
 from perfladder.ladder import RUNGS, climb
 from perfladder.models import Model
+from perfladder.nsight.diagnosis import Verdict
+from perfladder.nsight.preflight import Obstacle
+from perfladder.nsight.thresholds import THRESHOLDS
 from perfladder.profiling.warnings import ProfileWarningCode
 from perfladder.rundir import RunRecord
 from perfladder.rungs.base import Status
@@ -30,7 +32,7 @@ from perfladder.trace.rows import Row
 from perfladder.trace.warnings import WarningCode
 from perfladder.tuning.config import TuningSettings
 from perfladder.tuning.tune_request import StrategyName
-from perfladder.workload import CompileConfig, Media, Metric, Workload, parse_workload
+from perfladder.workload import Budget, CompileConfig, Media, Metric, Workload, parse_workload
 
 ROOT = Path(__file__).parents[1]
 README, SKILL = ROOT / "README.md", ROOT / "SKILL.md"
@@ -72,7 +74,7 @@ def test_the_readmes_first_two_commands_install_and_run():
     ]
 
 
-@pytest.mark.parametrize("model", [Workload, Media, CompileConfig, Sweep])
+@pytest.mark.parametrize("model", [Workload, Media, CompileConfig, Sweep, Budget])
 def test_every_workload_field_is_documented(model):
     documented = {row[0] for row in table_rows(ROOT / "docs" / "workload.md")}
     assert set(model.model_fields) <= documented
@@ -144,14 +146,21 @@ def test_skill_has_a_front_matter_and_fits_its_size():
 
 
 def test_policy_in_the_documentation_is_that_of_the_code():
-    kinds = {row.kind for row in POLICY}
+    skipping = [row for row in POLICY if row.skips]
+    kinds = {row.kind for row in skipping}
     documented = [row for row in table_rows(ROOT / "docs" / "ladder.md") if row[0] in kinds and len(row) == 3]
-    assert documented == [[row.kind, ", ".join(f"`{rung}`" for rung in row.skips), row.reason] for row in POLICY]
+    assert documented == [[row.kind, ", ".join(f"`{rung}`" for rung in row.skips), row.reason] for row in skipping]
+    table = [row for row in table_rows(ROOT / "docs" / "findings.md") if row[0] in get_args(Kind)]
+    assert table == [[row.kind, ", ".join(row.rungs), row.when] for row in POLICY]
+    assert [row.kind for row in POLICY] == list(dict.fromkeys(row.kind for row in POLICY))
+    assert {row.kind for row in POLICY} == set(get_args(Kind))
 
 
 def test_skill_names_what_the_policy_skips():
     text = " ".join(SKILL.read_text().split())
     for row in POLICY:
+        if not row.skips:
+            continue
         clause = re.search(rf"after `{row.kind}` no ([a-z, ]+)", text)
         assert clause is not None, row.kind
         assert tuple(name.strip() for name in clause[1].split(",")) == row.skips
@@ -208,12 +217,25 @@ def test_the_page_of_kernel_providers_has_all_of_them_and_all_options():
         compile(block, str(page), "exec")
 
 
+def test_the_page_on_nsight_compute_has_every_limit_option_verdict_and_obstacle():
+    page = ROOT / "docs" / "ncu.md"
+    rows = {name.strip("`"): row for row in table_rows(page) for name in re.split(r"`, `", row[0])}
+    for threshold in THRESHOLDS:
+        number = f"{threshold.limit:g} {threshold.unit}"
+        assert rows[threshold.name][1:] == [f"`{threshold.metric}`", number, threshold.says, threshold.source]
+    flags = {flag for parameter in get_command(app).commands["ncu"].params for flag in parameter.opts}
+    assert {name for name in rows if name.startswith("--")} == {flag for flag in flags if flag.startswith("--")}
+    assert {*get_args(Verdict), *get_args(Obstacle)} <= set(rows)
+    assert "NVreg_RestrictProfilingToAdminUsers=0" in page.read_text()
+
+
 def backends_with_options() -> dict[str, set[str]]:
     kinds = [
         backend.TorchEagerBackend,
         backend.TorchInductorJitBackend,
         backend.TorchAOBackend,
         backend.KernelSelectorBackend,
+        backend.TensorRTBackend,
     ]
     return {kind.name: set(kind.config_class.model_fields) - {"memory_format"} for kind in kinds}
 

@@ -44,6 +44,6 @@ def test_a_bar_where_somebody_is_watching(capsys, monkeypatch):
 
 
 def test_lines_without_a_count(capsys):
-    with show_lines() as tell:
+    with show_lines() as (tell, _):
         tell("capturing")
     assert capsys.readouterr().err.endswith(" s  capturing\n")

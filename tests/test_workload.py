@@ -178,6 +178,7 @@ CHANGES = {
     "require_idle_device": True,
     "name": "other",
     "timeout_s": 9,
+    "budget": {"max_rung_time_s": 9},
 }
 WORK = {"target", "target_args", "call", "inputs", "scenarios", "sweep", "seed", "model", "task"}
 CONFIGURATION = {"dtype", "attention_backend", "compile", "device", "nproc"}

@@ -112,6 +112,11 @@ class KernelSelectorBackend(Backend):
         return [kind(_validated(kind, one.config, "providers")) for kind, one in kinds]
 
     @property
+    def libraries(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Those of the delegate, and those that providers take kernels from."""
+        return (*self.delegate.libraries, "flash-attn", "flash-attn-4", "sageattention", "diffusers")
+
+    @property
     def classes(self) -> list[type]:
         """Those of the delegate and of the providers too."""
         return [type(self), *self.delegate.classes, *(type(provider) for provider in self.providers or ())]

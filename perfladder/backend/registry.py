@@ -13,6 +13,9 @@ _OWN: Final = {
     "inductor_jit": "perfladder.backend.inductor_jit:TorchInductorJitBackend",
     "kernel_selector": "perfladder.backend.kernel_selector:KernelSelectorBackend",
     "onnxruntime": "perfladder.backend.onnxruntime:ONNXRuntimeBackend",
+    "tensorrt": "perfladder.backend.tensorrt:TensorRTBackend",
+    "torch_tensorrt_aot": "perfladder.backend.torch_tensorrt_aot:TorchTensorRTAotBackend",
+    "torch_tensorrt_jit": "perfladder.backend.torch_tensorrt_jit:TorchTensorRTJitBackend",
     "torchao": "perfladder.backend.torchao:TorchAOBackend",
 }
 _backends: Final = Registry[Backend](

@@ -128,12 +128,12 @@ class KernelGenerator:
         self.close()
 
     def _evaluate(self, source: str) -> KernelGenerationResult:
-        with tempfile.TemporaryDirectory(prefix="perfladder-") as scratch:
+        with tempfile.TemporaryDirectory(prefix="perfladder-") as scratch, tempfile.TemporaryFile() as output:
             candidate = Path(scratch) / "candidate.py"
             candidate.write_text(source, encoding="utf-8")
             # Not the folder's own copy of the script, which may have been edited.
             command = ["-P", "-X", "faulthandler", str(_BENCH), str(candidate), "--folder", str(self.folder)]
-            found = ask_child(lambda answer_fd: [*command, "--answer-fd", str(answer_fd)], self._limits)
+            found = ask_child(lambda answer_fd: [*command, "--answer-fd", str(answer_fd)], self._limits, output)
         if found.error is not None:
             return KernelGenerationResult(stage="compile", error=found.error)
         return _result_of(json.loads(found.answer))

@@ -9,10 +9,11 @@ import yaml
 from pydantic import Field
 
 from perfladder.errors import InputError
-from perfladder.finding import Finding
-from perfladder.findings import collect_findings, smallest_next_experiment
+from perfladder.findings import Finding, collect_findings, smallest_next_experiment
 from perfladder.ladder import RUNGS, load_results
 from perfladder.models import SCHEMA_VERSION, Model, ResultWarning
+from perfladder.nsight.command import KernelFilter
+from perfladder.nsight.diagnosis import Verdict
 from perfladder.peaks import Peaks
 from perfladder.profiling.graph_rows import GraphRow
 from perfladder.report.load import LoadView
@@ -20,6 +21,7 @@ from perfladder.rundir import RunDirectory, RunRecord, read_model
 from perfladder.rungs.base import R, RungResult
 from perfladder.rungs.harness import HarnessResult
 from perfladder.rungs.kernels import KernelsResult, Share
+from perfladder.rungs.ncu import NcuResult, ProfiledLaunch
 from perfladder.rungs.regions import RegionsResult, RegionSummary, ResidualSummary
 from perfladder.rungs.stages import CadenceTiming, MetricValue, Observed, StagesResult
 from perfladder.stats import Interval, Summary
@@ -130,6 +132,16 @@ class KernelTableView(Model):
     overlap: Overlap | None = Field(default=None, description="Communication beside compute.")
 
 
+class NcuView(Model):
+    """What Nsight Compute says of one kernel; its raw values stay in the rung's own file."""
+
+    kernel: str | None
+    chosen: KernelFilter | None
+    verdict: Verdict | None
+    statement: str | None
+    launches: list[ProfiledLaunch]
+
+
 class RungLine(Model):
     """How one rung ended."""
 
@@ -167,10 +179,12 @@ class Report(Model):
     regions: RegionTable | None
     harness: HarnessVerdict | None
     kernels: KernelTableView | None
+    ncu: NcuView | None = None
     findings: list[Finding]
     rungs: list[RungLine]
     artifacts: dict[str, str]
     next_experiment: str | None
+    next_command: str | None = Field(default=None, description="The same as a command, where there is one.")
 
 
 def build_report(run_dir: Path) -> Report:
@@ -187,7 +201,10 @@ def build_report(run_dir: Path) -> Report:
         yaml.safe_load((run.path / "workload.yaml").read_text()), what=f"{run.path}/workload.yaml"
     )
     stages = _done(results, StagesResult)
-    findings = collect_findings(workload, environment, results) if environment else []
+    findings = (
+        collect_findings(workload, environment, results, source=run.record.workload_source) if environment else []
+    )
+    first = smallest_next_experiment(findings)
     return Report(
         run=_as_it_ended(run.record),
         run_dir=str(run.path),
@@ -212,13 +229,15 @@ def build_report(run_dir: Path) -> Report:
         regions=_regions(_done(results, RegionsResult)),
         harness=_harness(_done(results, HarnessResult)),
         kernels=_kernels(_done(results, KernelsResult)),
+        ncu=_ncu(_done(results, NcuResult)),
         findings=findings,
         rungs=[
             RungLine(name=name, status=r.status, reason=r.reason, duration_s=r.duration_s, warnings=r.warnings)
             for name, r in results.items()
         ],
         artifacts=_artifacts(run, results),
-        next_experiment=smallest_next_experiment(findings),
+        next_experiment=first.next_experiment if first else None,
+        next_command=first.next_command if first else None,
     )
 
 
@@ -226,7 +245,9 @@ def _as_it_ended(record: RunRecord) -> RunRecord:
     """A run that still says `running` although its process is gone was killed."""
     if record.status != "running" or record.process_id is None or Path(f"/proc/{record.process_id}").exists():
         return record
-    missing = [rung.name for rung in RUNGS if rung.name not in {entry.name for entry in record.rungs}]
+    missing = [
+        rung.name for rung in RUNGS if not rung.is_optional and rung.name not in {entry.name for entry in record.rungs}
+    ]
     error = f"its process ended without finishing; not climbed: {', '.join(missing) or 'nothing, but the report'}"
     return record.model_copy(update={"status": "interrupted", "error": error})
 
@@ -317,6 +338,12 @@ def _kernels(result: KernelsResult | None) -> KernelTableView | None:
     shown["kernels"] = sorted(result.kernels, key=lambda row: -(row.possible_win_us or 0.0))
     top = {name: value[:_TOP_KERNELS] for name, value in shown.items() if isinstance(value, list)}
     return KernelTableView(**(shown | top), overlap=result.timeline.overlap if result.timeline else None)
+
+
+def _ncu(result: NcuResult | None) -> NcuView | None:
+    if result is None:
+        return None
+    return NcuView(**{name: getattr(result, name) for name in NcuView.model_fields})
 
 
 def _artifacts(run: RunDirectory, results: dict[str, RungResult]) -> dict[str, str]:

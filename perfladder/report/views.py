@@ -10,6 +10,7 @@ from perfladder.markdown import templates
 from perfladder.report.model import Report
 from perfladder.rungs.capture import CaptureResult
 from perfladder.rungs.harness import HarnessResult
+from perfladder.rungs.ncu import NcuResult
 from perfladder.tuning.inspect_workload import InspectResult
 from perfladder.tuning.tune_workload import TuneWorkloadResult
 
@@ -43,6 +44,11 @@ def render_capture(result: CaptureResult) -> str:
 def render_replay(result: HarnessResult) -> str:
     """Whether a replay stands for the stage's calls in the pipeline."""
     return _templates().get_template("replay.md.j2").render(result=result)
+
+
+def render_ncu(result: NcuResult) -> str:
+    """What limits a kernel, and what each metric says."""
+    return _templates().get_template("ncu.md.j2").render(result=result)
 
 
 def render_inspection(result: InspectResult) -> str:

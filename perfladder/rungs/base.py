@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol, TypeVar
 
+from pydantic import Field
+
 from perfladder.models import SCHEMA_VERSION, Model, ResultWarning
+from perfladder.rungs.cost import CostEstimate
 from perfladder.session import Caller
 from perfladder.target import LoadedInfo
 from perfladder.workload import Fingerprints, Workload, WorkloadFile
@@ -30,6 +33,7 @@ class RungResult(Model):
     device: str | None = None
     environment_fingerprint: str | None = None
     fingerprints: Fingerprints | None = None
+    estimate: CostEstimate | None = Field(default=None, description="What it was thought to cost before it began.")
     warnings: list[ResultWarning] = []
     artifacts: dict[str, str] = {}
 
@@ -59,6 +63,7 @@ class RungContext:
         tell: Shows one line of progress.
         cache_folder: Where facts about this machine are kept from run to run; None keeps nothing.
         open_fresh: Opens a further process, with environment variables set over the usual ones; it ends with the block.
+        free_device: Ends both sessions, so that nothing of the ladder is on the device; a later call starts them again.
     """
 
     file: WorkloadFile
@@ -70,6 +75,7 @@ class RungContext:
     tell: Callable[[str], None] = lambda _: None
     cache_folder: Path | None = None
     open_fresh: Callable[[Mapping[str, str]], AbstractContextManager[Launch]] | None = None
+    free_device: Callable[[], None] = lambda: None
 
     @property
     def workload(self) -> Workload:

@@ -22,6 +22,7 @@ from perfladder.errors import InputError, NotPossibleHereError, RungError
 from perfladder.instrument import Site, instrument, resolve_site
 from perfladder.models import Model, ResultWarning
 from perfladder.rungs.base import RungContext, RungResult
+from perfladder.rungs.cost import CostEstimate
 from perfladder.rungs.stages import StagesResult
 from perfladder.target import LoadedTarget
 from perfladder.timing.timer import StageTimer
@@ -72,6 +73,16 @@ class CaptureResult(RungResult):
     is_redacted: bool = False
     side_effects: list[str] = Field(default=[], description="What the captured calls did to the outside.")
     not_stored: dict[str, str] = {}
+
+
+def estimate(context: RungContext) -> CostEstimate:
+    """Plain runs; how large the stage's inputs are is not known before they are seen."""
+    stages = context.result(StagesResult)
+    if stages is None or stages.dominating is None:
+        return CostEstimate(basis="no stage to capture")
+    runs = CaptureRequest(stage=stages.dominating, folder="").reference_runs + 1
+    run_ms = stages.default.wall_ms.summary.p50
+    return CostEstimate(time_s=runs * run_ms / 1000, basis=f"{runs} plain runs of {run_ms:.3g} ms, and writing")
 
 
 def run(context: RungContext, request: CaptureRequest | None = None) -> CaptureResult:

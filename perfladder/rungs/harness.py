@@ -17,9 +17,11 @@ from perfladder.errors import RungError
 from perfladder.models import Model, ResultWarning
 from perfladder.rungs.base import RungContext, RungResult
 from perfladder.rungs.capture import CaptureResult
+from perfladder.rungs.cost import CostEstimate
 from perfladder.stats import Interval, Samples
 from perfladder.target import LoadedTarget
 from perfladder.timing.memory import peak_device_memory, reset_peak_memory
+from perfladder.timing.results import StagesResult
 
 if TYPE_CHECKING:
     from perfladder.capturing.compare import Difference
@@ -92,6 +94,28 @@ class HarnessResult(RungResult):
     def max_rel_error(self) -> float | None:
         """The largest of all calls, of the largest value of its output; None where nothing could be compared."""
         return max((call.parity.max_rel_error for call in self.calls if call.parity is not None), default=None)
+
+
+def estimate(context: RungContext) -> CostEstimate:
+    """Loading the target again, and replaying each captured call."""
+    captured, stages = context.result(CaptureResult), context.result(StagesResult)
+    if captured is None or stages is None:
+        return CostEstimate(basis="no capture to replay")
+    call_ms = call_ms_of(stages, captured.stage)
+    rounds = HarnessRequest(folder="").repeats * (2 if call_ms is not None and call_ms < SHORT_CALL_MS else 1)
+    replays = len(captured.captured_calls) * (2 + rounds)
+    load_s = sum(context.info.load_s.values())
+    return CostEstimate(
+        time_s=None if call_ms is None else load_s + replays * call_ms / 1000,
+        memory_bytes=stages.peak_device_reserved_bytes or stages.peak_host_rss_bytes,
+        basis=f"loading again ({load_s:.3g} s), then {replays} replays of a call; memory as in the pipeline",
+    )
+
+
+def call_ms_of(stages: StagesResult, stage: str | None) -> float | None:
+    """Median duration of a call of a stage in plain runs."""
+    found = next((row for row in stages.default.stages if row.name == stage), None)
+    return None if found is None else (found.device_call_ms or found.call_ms).p50
 
 
 def run(context: RungContext, request: HarnessRequest | None = None) -> HarnessResult:

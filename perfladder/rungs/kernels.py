@@ -21,6 +21,7 @@ from perfladder.profiling.kernel_evidence import add_idle, collect_evidence
 from perfladder.profiling.warnings import ProfileWarningCode, instrumentation_warnings, trace_warnings, warn
 from perfladder.rungs.base import RungContext, RungResult
 from perfladder.rungs.capture import CaptureResult
+from perfladder.rungs.cost import CostEstimate
 from perfladder.rungs.harness import HarnessResult
 from perfladder.rungs.regions import busy_ms
 from perfladder.rungs.stages import StagesResult
@@ -33,10 +34,11 @@ from perfladder.trace.kernels import KernelSummary, KernelTable, list_kernels, s
 from perfladder.trace.labels import RUN_KIND, WARMUP_KIND
 from perfladder.trace.launches import FamilyRow
 from perfladder.trace.ranking import MODEL, RankedGroup
-from perfladder.trace.regions import report_regions
-from perfladder.trace.residual import SyncSite
+from perfladder.trace.regions import middle_run, report_regions
+from perfladder.trace.residual import HostSplit, IdleSplit, SyncSite
 from perfladder.trace.roofline import RooflineRow
 from perfladder.trace.timeline import Timeline, report_timeline
+from perfladder.trace.waits import WaitModel, model_run_waits
 from perfladder.trace.work import OperatorCall
 
 if TYPE_CHECKING:
@@ -48,6 +50,10 @@ TRACE_FILE = "kernels.trace.json"
 FUNCTIONS_TRACE_FILE = "functions.trace.json"
 GRAPH_OFF_TRACE_FILE = "graph-off.trace.json"
 _MAX_ROWS = 500
+_PROFILED_RATIO = 3.0
+"""Of a profiled replay with every call marked to a plain one."""
+_ANALYSIS_S = 4.0
+"""Reading small traces, and measuring the device's peaks."""
 _BLOCK_DEPTH = 2
 _NO_OPERATOR = "(no operator)"
 _GRAPH_LAUNCH = "(CUDA graph launch)"
@@ -106,6 +112,11 @@ class KernelsResult(RungResult):
     copies: list[CopySite] = Field(default=[], description="By kind and call site.")
     synchronizations: list[SyncSite] = Field(default=[], description="Where the stage made the host wait.")
     bound: Boundness | None = Field(default=None, description="Whether host or device sets the pace.")
+    host: HostSplit | None = Field(
+        default=None, description="What the host's time is made of, in the middle one of the profiled replays."
+    )
+    idle: IdleSplit | None = Field(default=None, description="Busy and idle time of the device, in the same replay.")
+    waits: WaitModel | None = Field(default=None, description="What the host's waits cost in a plain call.")
     roofline: list[RooflineRow] = Field(default=[], description="Achieved against the peaks, by operator and region.")
     peaks: Peaks | None = None
     flops: int | None = Field(default=None, description="Of the whole call, by formulas on shapes.")
@@ -117,6 +128,20 @@ class KernelsResult(RungResult):
     operator_ranking: list[RankedGroup] = Field(default=[], description="The same by operator, over all regions.")
     win_model: str = MODEL
     timeline: Timeline | None = None
+
+
+def estimate(context: RungContext) -> CostEstimate:
+    """Profiled replays, and once for each device and version of torch its peaks."""
+    harness, stages = context.result(HarnessResult), context.result(StagesResult)
+    if harness is None or stages is None or not harness.calls:
+        return CostEstimate(basis="no replay to profile")
+    call_ms = harness.calls[len(harness.calls) // 2].replayed_ms.summary.p50
+    replays = 2 * KernelsRequest(folder="", trace_path="").repeats + 2
+    return CostEstimate(
+        time_s=replays * call_ms * _PROFILED_RATIO / 1000 + _ANALYSIS_S,
+        memory_bytes=stages.peak_device_reserved_bytes or stages.peak_host_rss_bytes,
+        basis=f"{replays} profiled replays, at {_PROFILED_RATIO:g} times {call_ms:.3g} ms, and measuring peaks",
+    )
 
 
 def run(context: RungContext, request: KernelsRequest | None = None) -> KernelsResult:
@@ -169,6 +194,7 @@ def measure(loaded: LoadedTarget, request: KernelsRequest) -> KernelsResult:
         replays, graph_warnings = _pair_replays(replay, call, request, sites, table, deadline)
     report, timeline = report_regions(trace, attribution), report_timeline(trace, attribution)
     peaks = find_peaks(loaded.device, None if request.cache_folder is None else Path(request.cache_folder))
+    middle = middle_run(report.runs)
     evidence = collect_evidence(
         table,
         attribution,
@@ -207,6 +233,9 @@ def measure(loaded: LoadedTarget, request: KernelsRequest) -> KernelsResult:
         copies=evidence.copies,
         synchronizations=evidence.synchronizations,
         bound=evidence.bound,
+        host=middle.host,
+        idle=middle.device,
+        waits=model_run_waits(trace, attribution, report.runs, request.unprofiled_ms),
         roofline=evidence.roofline[:_MAX_ROWS],
         peaks=peaks,
         flops=sum(done.flops for done in counted) if counted else None,

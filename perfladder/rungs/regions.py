@@ -6,23 +6,35 @@ import gzip
 import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from pydantic import Field
 
 from perfladder.models import Model, ResultWarning
 from perfladder.rungs.base import RungContext, RungResult
+from perfladder.rungs.cost import CostEstimate
 from perfladder.rungs.stages import StagesResult
 from perfladder.target import LoadedTarget
 from perfladder.timing.ranks import merge_warnings
+from perfladder.trace.copies import CopySite, list_copies
+from perfladder.trace.kernels import list_kernels
 from perfladder.trace.operators import OperatorRow
 from perfladder.trace.regions import RegionNode, RegionReport, RunAttribution
 from perfladder.trace.residual import HostSplit
 from perfladder.trace.timeline import Timeline
+from perfladder.trace.waits import WaitModel, model_run_waits
+
+if TYPE_CHECKING:
+    from perfladder.profiling.window import ProfiledRuns
 
 _MAX_PLAIN_BYTES = 32 << 20
 _MAX_WINDOW_S = 60.0
 _US_PER_MS = 1e3
+_PROFILED_RATIO = 2.0
+"""Of a profiled run to a plain one: 1.3 to 1.9 on host-bound pipelines."""
+_ANALYSIS_S = 2.0
+"""Starting the profiler for the first time in a process, and reading a small trace."""
 TRACE_FILE = "regions.trace.json"
 
 
@@ -88,6 +100,10 @@ class RegionsResult(RungResult):
     region_tree: list[RegionNode] = Field(default_factory=list)
     key_averages: dict[str, list[OperatorRow]] = Field(default_factory=dict)
     timeline: Timeline | None = None
+    copies: list[CopySite] = Field(default=[], description="Of a run, by kind and call site.")
+    waits: WaitModel | None = Field(
+        default=None, description="What the host's waits cost in a plain run; None where that cannot be modelled."
+    )
     num_events: int = 0
     analysis_s: float | None = None
     ranks: list[RankRegions] = Field(
@@ -108,13 +124,30 @@ class RegionsResult(RungResult):
         )
 
 
+def estimate(context: RungContext) -> CostEstimate:
+    """Profiled runs, and reading their trace; how many events they make is not known."""
+    stages = context.result(StagesResult)
+    if stages is None:
+        return CostEstimate(basis="profiled runs of unknown duration")
+    run_ms = stages.default.wall_ms.summary.p50
+    runs = 1 + _num_runs(run_ms)
+    return CostEstimate(
+        time_s=runs * run_ms * _PROFILED_RATIO / 1000 + _ANALYSIS_S,
+        basis=f"{runs} profiled runs, at {_PROFILED_RATIO:g} times {run_ms:.3g} ms, and reading the trace",
+    )
+
+
+def _num_runs(run_ms: float | None) -> int:
+    return 3 if run_ms is None else max(1, min(3, int(_MAX_WINDOW_S * 1000 / max(run_ms, 1e-3))))
+
+
 def run(context: RungContext, request: RegionsRequest | None = None) -> RegionsResult:
     """Profile one window in the broad session; nothing is timed in that process after it."""
     stages = context.result(StagesResult)
     unprofiled_ms = stages.default.wall_ms.summary.p50 if stages else None
     request = request or RegionsRequest(
         trace_path=str(context.folder / TRACE_FILE),
-        runs=3 if unprofiled_ms is None else max(1, min(3, int(_MAX_WINDOW_S * 1000 / max(unprofiled_ms, 1e-3)))),
+        runs=_num_runs(unprofiled_ms),
         unprofiled_ms=unprofiled_ms,
         shown_rank=stages.ranks.slowest_rank if stages and stages.ranks else 0,
     )
@@ -152,6 +185,7 @@ def measure(loaded: LoadedTarget, request: RegionsRequest) -> RegionsResult:
     )
     report = profiled.report
     types = {region_id: part.module_type for region_id, part in sites.owner.items()}
+    trace, attribution = profiled.trace, profiled.attribution
     profiled_ms = _median([run.wall_time_us for run in report.runs]) / _US_PER_MS
     key_averages = profiled.key_averages()
     result = RegionsResult(
@@ -166,6 +200,8 @@ def measure(loaded: LoadedTarget, request: RegionsRequest) -> RegionsResult:
         region_tree=list(report.region_tree),
         key_averages=key_averages,
         timeline=profiled.timeline,
+        copies=_copies(profiled),
+        waits=model_run_waits(trace, attribution, report.runs, request.unprofiled_ms),
         num_events=profiled.trace.num_events,
         analysis_s=profiled.analysis_s,
         artifacts={"trace": compress_large(path).name},
@@ -175,6 +211,15 @@ def measure(loaded: LoadedTarget, request: RegionsRequest) -> RegionsResult:
         return result
     own = _own_rank(loaded.place.rank, result, is_shown=loaded.place.rank == request.shown_rank)
     return result.model_copy(update={"ranks": [own]})
+
+
+def _copies(profiled: ProfiledRuns) -> list[CopySite]:
+    from perfladder.profiling.kernel_evidence import per_call
+
+    if not profiled.trace.has_device_work:
+        return []
+    table = list_kernels(profiled.trace, profiled.attribution, only_runs=True)
+    return [per_call(site, len(profiled.report.runs)) for site in list_copies(table)]
 
 
 def _own_rank(rank: int, result: RegionsResult, *, is_shown: bool) -> RankRegions:

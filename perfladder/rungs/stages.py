@@ -13,6 +13,7 @@ from perfladder.environment import take_snapshot
 from perfladder.instrument import Instrumentation, Site, instrument
 from perfladder.models import Model, ResultWarning
 from perfladder.rungs.base import RungContext
+from perfladder.rungs.cost import CostEstimate
 from perfladder.session import Caller
 from perfladder.stats import bootstrap_interval
 from perfladder.steady import WarmupEnd
@@ -64,6 +65,14 @@ __all__ = [
 
 class StagesRequest(Model):
     """Rung 1 takes everything it needs from the workload."""
+
+
+def estimate(context: RungContext) -> CostEstimate:
+    """Nothing is known of a workload that has not run yet."""
+    workload = context.workload
+    runs = 1 + workload.warmup_runs + workload.measured_runs * (1 + len(workload.scenario_names))
+    launches = f", in {workload.num_launches} processes" if workload.num_launches > 1 else ""
+    return CostEstimate(basis=f"{runs} runs or more of a workload that has not run yet{launches}")
 
 
 def run(context: RungContext, request: StagesRequest | None = None) -> StagesResult:

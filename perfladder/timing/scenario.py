@@ -98,6 +98,8 @@ def _stage(
     return StageTiming(
         name=site.path,
         owner_type=site.owner_type,
+        is_module=site.is_module,
+        dtypes=_dtypes(site),
         aliases=[alias for alias, path in state.aliases.items() if path == site.path],
         calls_per_run=sum(not call.is_item for calls in per_run for call in calls) / len(runs),
         items_per_run=sum(call.is_item for calls in per_run for call in calls) / len(runs),
@@ -116,6 +118,15 @@ def _stage(
         share=sum(cost_ms) / sum(wall_ms),
         share_interval=interval_of_share(cost_ms, wall_ms),
     )
+
+
+def _dtypes(site: Site) -> list[str]:
+    parameters = getattr(site.owner, "parameters", None)
+    from torch import nn
+
+    if parameters is None or not isinstance(site.owner, nn.Module):
+        return []
+    return sorted({str(parameter.dtype).removeprefix("torch.") for parameter in site.owner.parameters()})
 
 
 def _chunk_costs(runs: list[RunTiming], per_run: list[list[Call]], *, on_device: bool) -> Samples | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -177,6 +178,11 @@ def report_regions(trace: Trace, attribution: Attribution | None = None) -> Regi
         unattributed_device_time_fraction=unattributed / max(all_device, 1) if has_device else None,
         warnings=tuple(_warnings(trace, attribution, runs, unattributed)),
     )
+
+
+def middle_run(runs: Sequence[RunAttribution]) -> RunAttribution:
+    """The run of median duration, for what is shown of one run; there must be one."""
+    return sorted(runs, key=lambda run: run.wall_time_us)[len(runs) // 2]
 
 
 def _collect_calls(trace: Trace, attribution: Attribution) -> _Calls:

@@ -20,6 +20,8 @@ from perfladder.trace.runtime_calls import CallKind, classify_call, classify_cop
 from perfladder.trace.sums import slices
 
 _US: Final = 1e-3
+_WORK_NS: Final = 5_000
+"""Self time of an operator on a CPU below which dispatch is most of it: an empty one takes 1 to 3 us, profiled."""
 _RUNTIME_OVERHEAD: Final = re.compile(r"lazy|command buffer|uvm|compiler", re.IGNORECASE)
 NO_OPERATOR: Final = "(no operator)"
 
@@ -66,8 +68,8 @@ class HostSplit(Row):
     Attributes:
         python_us: Outside every operator and runtime call: Python, and what the profiler does not see.
         operator_dispatch_us: Operators' self time where a device does the work; on a host-only trace that of operators
-            that call others, and of the runtime of `torch.compile`.
-        operator_compute_us: Self time of operators that call no others, on a host-only trace: they do the work.
+            with less than 5 us each, and of the runtime of `torch.compile`.
+        operator_compute_us: Self time of operators with 5 us or more each, on a host-only trace: they do the work.
         kernel_launch_us: Calls that launch kernels, graphs and fills.
         synchronization_us: Calls that wait for the device.
         copy_h2d_us: Calls that copy to the device (host time, not the copy's own).
@@ -77,6 +79,7 @@ class HostSplit(Row):
         garbage_collection_us: Python's garbage collector, where it was marked.
         profiler_us: The profiler's own work as the device's tracing library reports it, such as requesting buffers; an
             unprofiled run does not pay it.
+        num_operators: Operators that the program called; what these call inside is not counted.
         synchronizations: Where the waits were, the longest first.
     """
 
@@ -91,6 +94,7 @@ class HostSplit(Row):
     runtime_other_us: float
     garbage_collection_us: float
     profiler_us: float = 0.0
+    num_operators: int = 0
     synchronizations: tuple[SyncSite, ...] = ()
 
     @property
@@ -109,6 +113,7 @@ class IdleSplit(Row):
         waiting_for_launch_us: Idle while the host had not begun the next launch and was not waiting itself.
         in_synchronization_us: Idle while the host waited for the device instead of launching.
         other_us: Idle although the next work was launched: launch latency, dependencies; or the launch is unknown.
+        edge_us: Of the idle time, that before the first and after the last work.
     """
 
     window_us: float
@@ -117,6 +122,7 @@ class IdleSplit(Row):
     waiting_for_launch_us: float
     in_synchronization_us: float
     other_us: float
+    edge_us: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,7 +142,7 @@ class HostParts:
         part = np.full(forest.num_spans, Part.PYTHON, np.int8)
         is_operator = (category == Category.CPU_OP) & ~is_label
         dispatches = np.array([is_runtime(name) for name in trace.names], bool)[forest.name_id]
-        computes = is_operator & ~dispatches & (forest.num_children == 0) & (not trace.has_device_work)
+        computes = is_operator & ~dispatches & (forest.self_ns >= _WORK_NS) & (not trace.has_device_work)
         part[is_operator] = Part.OPERATOR_DISPATCH
         part[computes] = Part.OPERATOR_COMPUTE
         is_call = (category == Category.RUNTIME) | (category == Category.DRIVER)
@@ -186,11 +192,13 @@ class HostParts:
             code = group[part][chosen[part]].astype(np.int64) * len(Part) + self.part[part][chosen[part]]
             own_ns = self.trace.forest.self_ns[part][chosen[part]]
             sums += np.bincount(code, weights=own_ns, minlength=sums.size).reshape(sums.shape)
+        called = np.bincount(group[chosen & self._is_called], minlength=num_groups)
         waits = self.waits[chosen[self.waits]]
         sites = self._sites(waits, group[waits])
         return [
             HostSplit(
                 **{f"{kind.name.lower()}_us": float(sums[index, kind]) * _US for kind in Part},
+                num_operators=int(called[index]),
                 synchronizations=tuple(sites.get(index, ())),
             )
             for index in range(num_groups)
@@ -204,36 +212,42 @@ class HostParts:
         is_operator &= ~find_wrappers(self.trace)[forest.name_id]
         return forest.innermost(is_operator), forest.outermost(is_operator, barrier=self.attribution.is_region)
 
-    def _sites(self, waits: IntArray, groups: IntArray) -> dict[int, list[SyncSite]]:
+    @cached_property
+    def _is_called(self) -> BoolArray:
+        """Whether each span is an operator that no other operator called."""
+        outer = self._operators[1]
+        return outer == np.arange(len(outer))
+
+    def place_of(self, position: int) -> tuple[str, str, str, str | None]:
+        """Innermost and outermost operator around a call, its own name, and the region that it lies in."""
         trace, forest = self.trace, self.trace.forest
-        totals: dict[tuple[int, str, str, str, str | None], list[int]] = {}
-        if not len(waits):
-            return {}
         inner, outer = self._operators
+        region = int(self.attribution.region[position])
+        label = self.attribution.labels[forest.name_id[region]] if region >= 0 else None
+        return (
+            _name(trace, int(inner[position])),
+            _name(trace, int(outer[position])),
+            trace.names[forest.name_id[position]],
+            label.region_id if label else None,
+        )
+
+    def _sites(self, waits: IntArray, groups: IntArray) -> dict[int, list[SyncSite]]:
+        totals: dict[tuple[int, tuple[str, str, str, str | None]], list[int]] = {}
         for position, group in zip(waits.tolist(), groups.tolist(), strict=True):
-            region = int(self.attribution.region[position])
-            label = self.attribution.labels[forest.name_id[region]] if region >= 0 else None
-            key = (
-                group,
-                _name(trace, int(inner[position])),
-                _name(trace, int(outer[position])),
-                trace.names[forest.name_id[position]],
-                label.region_id if label else None,
-            )
-            entry = totals.setdefault(key, [0, 0])
+            entry = totals.setdefault((group, self.place_of(position)), [0, 0])
             entry[0] += 1
-            entry[1] += int(forest.self_ns[position])
+            entry[1] += int(self.trace.forest.self_ns[position])
         sites: dict[int, list[SyncSite]] = {}
-        for key, (count, total_ns) in sorted(totals.items(), key=lambda item: -item[1][1]):
+        for (group, place), (count, total_ns) in sorted(totals.items(), key=lambda item: -item[1][1]):
             site = SyncSite(
-                operator=key[1],
-                outer_operator=key[2],
-                call=key[3],
-                region_id=key[4],
+                operator=place[0],
+                outer_operator=place[1],
+                call=place[2],
+                region_id=place[3],
                 count=count,
                 total_us=total_ns * _US,
             )
-            sites.setdefault(key[0], []).append(site)
+            sites.setdefault(group, []).append(site)
         return sites
 
 
@@ -307,4 +321,5 @@ def _split_idle(trace: Trace, low: int, high: int, seen: BoolArray, waits: IntAr
         waiting_for_launch_us=(unlaunched - int(in_sync.sum())) * _US,
         in_synchronization_us=int(in_sync.sum()) * _US,
         other_us=(idle - unlaunched) * _US,
+        edge_us=int(gap_end[0] - gap_start[0] + (gap_end[-1] - gap_start[-1] if len(gap_end) > 1 else 0)) * _US,
     )

@@ -6,6 +6,7 @@ import contextlib
 import json
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from perfladder.child import ChildLimits, ask_child
+from perfladder.tuning.build_log import BuildLog
 
 if TYPE_CHECKING:
     from perfladder.backend.base import Backend, BuildRequest
@@ -55,25 +57,30 @@ def try_in_child(backend: Backend, request: BuildRequest, limits: TrialLimits) -
     """Build, and run what was built, in a fresh process.
 
     The module and its samples go there through a pipe, pickled for that process alone; no file is written. A module
-    that cannot be sent this way is an error: such a backend then does not run here at all.
+    that cannot be sent this way is an error: such a backend then does not run here at all. All that the process prints
+    goes into the log of the build.
     """
     if not limits.is_wanted:
         return Trial(None, 0.0)
     start = time.monotonic()
     senders: list[_Sender] = []
+    log = BuildLog(backend, request, in_child=True)
 
     def send(process: subprocess.Popen[bytes]) -> threading.Thread:
         senders.append(_Sender(process, backend, request, limits.cache_dir))
         return senders[0]
 
-    found = ask_child(
-        lambda answer_fd: ["-P", "-X", "faulthandler", "-m", "perfladder.tuning.trial", str(answer_fd)],
-        ChildLimits(limits.timeout_s, limits.max_memory_bytes, "config.build_timeout_s"),
-        send=send,
-    )
-    error = senders[0].error or found.error
-    if error is None:
-        error = json.loads(found.answer)["error"]
+    with tempfile.TemporaryFile() as output:
+        found = ask_child(
+            lambda answer_fd: ["-P", "-X", "faulthandler", "-m", "perfladder.tuning.trial", str(answer_fd)],
+            ChildLimits(limits.timeout_s, limits.max_memory_bytes, "config.build_timeout_s"),
+            output,
+            send=send,
+        )
+        error = senders[0].error or found.error
+        if error is None:
+            error = json.loads(found.answer)["error"]
+        log.write(output, "built, and run on all samples" if error is None else f"failed: {error}")
     return Trial(error, round(time.monotonic() - start, 3), found.peak_host_rss_bytes)
 
 
@@ -100,6 +107,7 @@ class _Sender(threading.Thread):
             "samples": request.samples,
             "device": str(request.device),
             "folder": str(request.folder),
+            "shared_folder": request.shared_folder,
             "cache_dir": self._cache_dir,
         }
         try:

@@ -232,6 +232,10 @@ class FirstWinsStrategy(_Validated):
 class _Profiled(TuneStrategy):
     """Strategies that time all candidates and take the best one."""
 
+    def backends_for(self, module: Any, device_type: str) -> list[Backend]:
+        """Those that were given, or all that build such a module exactly."""
+        return self.backends if self.backends is not None else all_backends(module, device_type)
+
     def _choose(self, work: GraphWork, backends: Sequence[Backend]) -> Decision:
         protocol = self._profile(work)
         candidates = [
@@ -359,20 +363,42 @@ class LatencyBudgetStrategy(_Profiled):
 
 
 def default_backends(module: Any, device_type: str) -> list[Backend]:
-    """What is tried where none are given: Inductor, for convolutions also channels-last, then the plain module."""
+    """What is tried where none are given: on CUDA TensorRT by both exporters, then Inductor, then the plain module.
+
+    For convolutions Inductor and the plain module are tried in channels-last too. What is not installed, or does not
+    run on the device, is not applicable and costs nothing.
+    """
     from torch import nn
 
     from perfladder.backend.inductor_jit import TorchInductorJitBackend
+    from perfladder.backend.tensorrt import TensorRTBackend
 
     convolutions = (nn.Conv2d, nn.ConvTranspose2d)
     has_convolutions = any(isinstance(part, convolutions) for part in module.modules())
     found: list[Backend] = []
+    if device_type == "cuda":
+        found += [TensorRTBackend(), TensorRTBackend(use_dynamo=False)]
     if has_convolutions:
         found.append(TorchInductorJitBackend(memory_format="channels_last"))
     found.append(TorchInductorJitBackend())
     if has_convolutions:
         found.append(TorchEagerBackend(memory_format="channels_last"))
     return [*found, TorchEagerBackend()]
+
+
+def all_backends(module: Any, device_type: str) -> list[Backend]:
+    """What is timed where none are given: the defaults, with those before the plain module that build ahead of time."""
+    from perfladder.backend.inductor_aot import TorchInductorAotBackend
+    from perfladder.backend.onnxruntime import ONNXRuntimeBackend
+    from perfladder.backend.torch_tensorrt_aot import TorchTensorRTAotBackend
+    from perfladder.backend.torch_tensorrt_jit import TorchTensorRTJitBackend
+
+    found = default_backends(module, device_type)
+    plain = [backend for backend in found if isinstance(backend, TorchEagerBackend)]
+    ahead: list[Backend] = [TorchInductorAotBackend(), ONNXRuntimeBackend()]
+    if device_type == "cuda":
+        ahead += [TorchTensorRTAotBackend(), TorchTensorRTJitBackend()]
+    return [*(backend for backend in found if backend not in plain), *ahead, *plain]
 
 
 def _is_baseline(backend: Backend) -> bool:

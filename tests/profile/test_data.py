@@ -64,4 +64,4 @@ def test_runs_tell_what_their_host_time_is_made_of(pipe, x, profile):
     whole = sum(value for name, value in run["host"].items() if name.endswith("_us"))
     assert whole == pytest.approx(run["timing"]["cpu_time_us"], rel=0.01)
     assert run["residual"]["host"]["python_us"] > 0
-    assert run["residual"]["host"]["operator_compute_us"] > 0  # the glue's own subtraction
+    assert run["residual"]["host"]["operator_dispatch_us"] > 0  # the glue's own subtraction

@@ -79,8 +79,10 @@ def test_pure_module_replays_exactly(capture_stage, replay):
 def test_change_of_the_machines_speed_leaves_the_time_undecided_and_is_said(
     capture_stage, wrap, tmp_path, monkeypatch, make_workload
 ):
+    from backgrounds import make_background
+
     from perfladder.capturing.replay import Replay
-    from perfladder.findings import _from_harness
+    from perfladder.findings.harness import harness_findings
 
     capture_stage(Pipe(Linear()))
     # Three calls: warm-up rounds, then 12 rounds of each kind, of which the last are half as fast.
@@ -90,7 +92,7 @@ def test_change_of_the_machines_speed_leaves_the_time_undecided_and_is_said(
     assert (result.parity, result.is_timing_faithful, result.is_faithful) == ("exact", None, None)
     assert result.unfaithful_because == []
     (warning,) = (warning for warning in result.warnings if warning.code == "REPLAY_SPEED_CHANGED")
-    (finding,) = _from_harness(result, make_workload())
+    (finding,) = harness_findings(result, make_background())
     assert finding.kind == "replay_timing_undecided"
     assert warning.message in finding.claim
     assert HarnessResult.model_validate_json(result.model_dump_json()) == result

@@ -5,16 +5,16 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from backgrounds import make_background
 from torch import nn
 from torch.nn import functional as F
 
-from perfladder import findings
 from perfladder.errors import RungError
+from perfladder.findings.kernels import kernels_findings
 from perfladder.functional import window
 from perfladder.rungs import capture
 from perfladder.rungs.capture import CaptureRequest
 from perfladder.rungs.kernels import KernelsRequest, KernelsResult, measure, run
-from perfladder.workload import parse_workload
 
 
 class Stage(nn.Module):
@@ -139,7 +139,7 @@ def test_runtime_of_a_compiled_stage_is_one_row_and_nothing_to_optimize(kernels)
     assert (last.operator, last.possible_win_us) == ("TorchDynamo runtime", 0)
     assert "no operator" in last.reason
     heaviest = result.model_copy(update={"by_operator": [runtime, *result.by_operator]})
-    (finding, *_) = findings._from_kernels(heaviest, parse_workload({"name": "n", "target": "m:f"}))
+    (finding, *_) = kernels_findings(heaviest, make_background())
     assert "TorchDynamo" not in finding.claim
 
 

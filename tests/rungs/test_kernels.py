@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from backgrounds import make_background
 from torch import nn
 
-from perfladder import findings
+from perfladder.findings.kernels import kernels_findings
 from perfladder.peaks import Peaks
 from perfladder.report import build_report, render_markdown
 from perfladder.report.model import _kernels
@@ -111,8 +112,8 @@ def test_report_sorts_kernels_by_possible_win_and_shows_both(measure, tmp_path):
 
 def test_finding_names_the_largest_possible_win(measure):
     result = measure(Pipe(Net()), unprofiled_ms=0.2, stage_share=0.5)
-    found = findings._from_kernels(result, parse_workload({"name": "n", "target": "m:f"}))
-    assert [finding.kind for finding in found] == ["dominant_kernels", "largest_possible_win"]
+    found = kernels_findings(result, make_background())
+    assert [finding.kind for finding in found[:2]] == ["dominant_kernels", "largest_possible_win"]
     first = next(group for group in result.operator_ranking if group.achieved_frac is not None)
     assert first.operator in found[1].claim
     assert "of the run" in found[1].claim
@@ -121,7 +122,7 @@ def test_finding_names_the_largest_possible_win(measure):
 
 def test_no_such_finding_where_the_host_sets_the_pace_or_little_is_left(measure):
     result = measure(Pipe(Net()), unprofiled_ms=0.2)
-    workload = parse_workload({"name": "n", "target": "m:f"})
+    parse_workload({"name": "n", "target": "m:f"})
     host = result.model_copy(update={"bound": result.bound.model_copy(update={"verdict": "host"})})
     small = result.operator_ranking[0].model_copy(update={"possible_win_frac": 0.001})
     for other in (
@@ -129,8 +130,9 @@ def test_no_such_finding_where_the_host_sets_the_pace_or_little_is_left(measure)
         result.model_copy(update={"operator_ranking": [small]}),
         result.model_copy(update={"operator_ranking": []}),
     ):
-        kinds = [finding.kind for finding in findings._from_kernels(other, workload)]
-        assert kinds == ["dominant_kernels"]
+        kinds = {finding.kind for finding in kernels_findings(other, make_background())}
+        assert "dominant_kernels" in kinds
+        assert "largest_possible_win" not in kinds
 
 
 @pytest.mark.gpu

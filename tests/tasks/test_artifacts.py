@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from perfladder.finding import Evidence, Finding
+from perfladder.findings import Evidence, Finding
 from perfladder.tasks.artifacts import artifact_key, findings_table
 
 

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 import pytest
 
 from perfladder.errors import WorkloadCrashError, WorkloadTimeoutError
+from perfladder.findings.load import load_findings
 from perfladder.ladder import climb
 from perfladder.report import build_report, render_markdown, render_summary
 from perfladder.rungs.base import RungContext
@@ -12,7 +13,6 @@ from perfladder.session import LocalSession
 from perfladder.timing.cold_start import measure_cold
 from perfladder.timing.concurrency import ConcurrencyLevel, measure_concurrency
 from perfladder.timing.launches import merge_launches
-from perfladder.timing.load_findings import load_findings
 from perfladder.workload import WorkloadFile
 
 

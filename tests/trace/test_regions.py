@@ -36,7 +36,7 @@ def check_sums(run) -> None:
 
 def test_host_only_run_splits_into_regions_and_residual(scene) -> None:
     scene.run(0, 0, 100)
-    scene.label(UNTUNED, "unet", 10, 30).op("aten::conv2d", 12, 20).op("aten::convolution", 14, 10)
+    scene.label(UNTUNED, "unet", 10, 30).op("aten::conv2d", 12, 14).op("aten::convolution", 14, 10)
     scene.label(UNTUNED, "unet", 50, 20).op("aten::add", 80, 6)
     report = report_regions(scene.trace())
     (run,) = report.runs
@@ -48,8 +48,9 @@ def test_host_only_run_splits_into_regions_and_residual(scene) -> None:
     assert run.residual.cpu_time_us == 50
     assert run.residual.host.operator_compute_us == 6
     assert run.residual.host.python_us == 44
-    assert run.host.operator_dispatch_us == 10  # conv2d around convolution
+    assert run.host.operator_dispatch_us == 4  # conv2d around convolution: too short to do work of its own
     assert run.host.operator_compute_us == 16
+    assert (run.host.num_operators, run.residual.host.num_operators) == (2, 1)  # conv2d and add
     assert codes(report) == set()
 
 
@@ -154,6 +155,7 @@ def test_device_time_by_region_and_idle_by_reason(scene) -> None:
     assert idle.in_synchronization_us == 136 - 105
     assert idle.waiting_for_launch_us == 15 + (152 - 136) + 30
     assert idle.other_us == 25 + 10 + 8
+    assert idle.edge_us == 40 + 30
 
 
 def test_synchronization_outside_operators_and_inside_regions_is_named(scene) -> None:

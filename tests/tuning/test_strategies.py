@@ -122,6 +122,17 @@ class TestFirstWins:
         with_images = default_backends(nn.Sequential(nn.Conv2d(1, 1, 1)), "cpu")
         assert [one.config.memory_format for one in with_images] == ["channels_last", None, "channels_last", None]
 
+    def test_defaults_on_cuda_begin_with_tensorrt(self):
+        found = default_backends(nn.Linear(2, 2), "cuda")
+        assert [repr(one) for one in found[:2]] == ["TensorRTBackend()", "TensorRTBackend(use_dynamo=False)"]
+
+    def test_strategies_that_time_all_take_more(self):
+        names = [one.name for one in pl.MinLatencyStrategy().backends_for(nn.Linear(2, 2), "cpu")]
+        assert names == ["inductor_jit", "inductor_aot", "onnxruntime", "eager"]
+        on_cuda = [one.name for one in pl.MaxThroughputStrategy().backends_for(nn.Linear(2, 2), "cuda")]
+        assert set(on_cuda) >= {"tensorrt", "torch_tensorrt_aot", "torch_tensorrt_jit", "onnxruntime", "inductor_aot"}
+        assert [one.name for one in pl.MaxThroughputStrategy([EAGER]).backends_for(nn.Linear(2, 2), "cpu")] == ["eager"]
+
 
 @pytest.mark.parametrize(
     ("ms", "is_taken"),
@@ -333,6 +344,28 @@ class TestMaxBatch:
         assert wrapper.graph_specs[0].get_max_batch_size() == 1
         num_runs = (clock.now_ns - before) / 1e7
         assert num_runs < 60, "some for recording, checking and timing, none for a search"
+
+    def test_a_stated_size_ends_the_search(self, clock):
+        toy, sizes = toys.Toy(clock, ms=8, sample_ms=1), set()
+        toy.register_forward_pre_hook(lambda _, args: sizes.add(len(args[0])))
+
+        class Pair(torch.nn.Module):
+            """One input has stated sizes, the other one those that were seen."""
+
+            def __init__(self):
+                super().__init__()
+                self.toy = toy
+
+            def forward(self, x, y):
+                return self.toy(x) + y
+
+        strategy = pl.OneBackendStrategy(pl.backend.TorchEagerBackend()).enable_find_max_batch_size()
+        shapes = {"x": (pl.BatchDim("batch", 1, 11), 4)}
+        wrapper = pl.Module(Pair().eval(), strategy=strategy, dynamic_shapes=shapes)
+        pl.tune(lambda x: wrapper(x, x), toys.samples(4), clock=clock)
+        assert max(sizes) == 11
+        assert wrapper.graph_specs[0].get_max_batch_size() == 11
+        assert wrapper.graph_specs[0].effective_input_shapes()["y"][2] == (11, 4)
 
     def test_it_is_off_by_default(self, decided, clock):
         wrapper = pl.Module(toys.Toy(clock), strategy=pl.MaxThroughputStrategy([backend("a", 5)]))

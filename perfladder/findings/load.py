@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perfladder.finding import Evidence, Finding
+from perfladder.findings.finding import Evidence, Finding
 from perfladder.timing.concurrency import ConcurrencyLevel
 from perfladder.timing.results import StagesResult
 from perfladder.timing.throughput import Saturation

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pydantic import Field
+
 from perfladder.models import Model
 
 Kind = Literal[
@@ -14,16 +16,26 @@ Kind = Literal[
     "cadence_missed",
     "peak_memory_stage",
     "memory_grows",
+    "memory_capacity",
+    "wider_dtype",
+    "compile_churn",
+    "host_bound_synchronization",
+    "host_bound_dispatch",
+    "host_bound_python",
     "device_mostly_idle",
-    "dominant_region",
+    "transfer_bound",
+    "communication_bound",
     "outside_regions",
     "replay_faithful",
     "replay_timing_differs",
     "replay_timing_undecided",
     "replay_output_differs",
     "not_replayable",
+    "device_bound",
     "dominant_kernels",
     "largest_possible_win",
+    "kernel_question",
+    "kernel_diagnosis",
     "profiler_distorts",
     "throughput_saturated",
     "throughput_grows",
@@ -52,3 +64,6 @@ class Finding(Model):
     uncertainty: str
     refuted_by: str
     next_experiment: str
+    next_command: str | None = Field(
+        default=None, description="The next experiment as a command of perfladder, where there is one."
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perfladder.finding import Evidence, Finding
+from perfladder.findings.finding import Evidence, Finding
 from perfladder.rungs.kernels import KernelsResult
 from perfladder.trace.ranking import RankedGroup
 

@@ -1,0 +1,113 @@
+"""Findings of rung 4: which operators hold the time of the stage, and what they could win."""
+
+from __future__ import annotations
+
+from perfladder.findings.background import Background, where
+from perfladder.findings.finding import Evidence, Finding
+from perfladder.findings.host_bound import Pace, pace_findings
+from perfladder.findings.movement import transfer_findings
+from perfladder.findings.nsight import kernel_question
+from perfladder.findings.possible_win import possible_win
+from perfladder.rungs.kernels import KernelsResult
+from perfladder.trace.dynamo import RUNTIME_NAME
+
+
+def kernels_findings(result: KernelsResult, background: Background) -> list[Finding]:
+    """Which operators hold the time, what they could win, and who sets the stage's pace."""
+    if not result.by_operator:
+        return []
+    what = "kernel time" if result.kind == "kernels" else "operator time"
+    # The runtime of torch.compile is no operator that one could replace.
+    operators = [share for share in result.by_operator if share.name != RUNTIME_NAME] or result.by_operator
+    top, leaders = operators[0], operators[:3]
+    others = "".join(f", {share.name} {share.share:.0%}" for share in leaders[1:])
+    block = result.by_block[0]
+    found = [
+        Finding(
+            kind="dominant_kernels",
+            rung="kernels",
+            stage=result.stage,
+            claim=(
+                f"In {result.stage}, {top.name} holds {top.share:.0%} of the {what}{others}; "
+                f"the heaviest block is {block.name} with {block.share:.0%}."
+            ),
+            evidence=[
+                Evidence(
+                    metric=f"{share.name} share",
+                    value=share.share,
+                    unit=f"of {what}",
+                    source=where("kernels", "by_operator"),
+                )
+                for share in leaders
+            ],
+            uncertainty=f"{result.repeats} profiled replays of one call; shares, no latencies",
+            refuted_by="another order in an unprofiled comparison with one of these replaced",
+            next_experiment=(
+                "The host sets the pace here, so that faster kernels win little: launch fewer of them first."
+                if result.bound is not None and result.bound.verdict == "host"
+                else f"Replace or fuse {top.name} in {block.name}, check the output on the replay, time the workload."
+            ),
+        )
+    ]
+    return [
+        *found,
+        *_device_bound(result),
+        *possible_win(result),
+        *kernel_question(result, background),
+        *_pace_of_call(result, background),
+    ]
+
+
+def _device_bound(result: KernelsResult) -> list[Finding]:
+    """The device sets the pace: which family of kernels its time is in."""
+    if result.bound is None or result.bound.verdict != "device" or not result.families:
+        return []
+    first = result.families[0]
+    busy = result.bound.plain_busy_frac
+    return [
+        Finding(
+            kind="device_bound",
+            rung="kernels",
+            stage=result.stage,
+            claim=(
+                f"The device sets the pace of {result.stage}, and {first.share:.0%} of its kernel time is "
+                f"{first.family} ({first.count} kernels a call)."
+            ),
+            evidence=[
+                Evidence(
+                    metric=f"{first.family} share",
+                    value=first.share,
+                    unit="of kernel time",
+                    source=where("kernels", "families"),
+                ),
+                Evidence(
+                    metric="plain_busy_frac" if busy is not None else "profiled_busy_frac",
+                    value=busy if busy is not None else result.bound.profiled_busy_frac or 0.0,
+                    unit="of a call",
+                    source=where("kernels", "bound"),
+                ),
+            ],
+            uncertainty="says which kernels hold the time, and not what limits them: rungs 4 (roofline) and 5 do",
+            refuted_by="a plain call in which the device waits",
+            next_experiment=(
+                f"Read the roofline rows of {first.family}; try another precision, layout or implementation of it on "
+                "the "
+                "replay, and check its output."
+            ),
+        )
+    ]
+
+
+def _pace_of_call(result: KernelsResult, background: Background) -> list[Finding]:
+    if result.host is None:
+        return []
+    pace = Pace(
+        rung="kernels",
+        stage=result.stage,
+        host=result.host,
+        idle=result.idle,
+        busy_ms=result.device_busy_ms,
+        plain_ms=result.unprofiled_ms,
+        waits=result.waits,
+    )
+    return transfer_findings(pace, result.copies, background) or pace_findings(pace, background)
