@@ -270,7 +270,7 @@ def kernels(
     changes: Set = None,
 ) -> None:
     """Write one function's real inputs, what is right for them, and a script that checks and times another kernel."""
-    with _errors(as_json), show_lines() as tell:
+    with _errors(as_json), show_lines() as (tell, _):
         from perfladder.capturing.api import StageBenchHarness
         from perfladder.report import render_export
 
