@@ -315,7 +315,7 @@ def ncu(
     changes: Set = None,
 ) -> None:
     """Look at one kernel of a captured stage with Nsight Compute: what limits it, and what that rests on."""
-    with _errors(as_json), show_lines() as tell:
+    with _errors(as_json), show_lines() as (tell, _):
         from perfladder.nsight.api import profile_capture
         from perfladder.report import render_ncu
 
