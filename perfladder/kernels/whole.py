@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -38,6 +38,7 @@ def prove(
         module: Its state is set back before each run that is compared, and afterwards.
     """
     state = ModuleState(module)
+    tolerances = as_computed(settings.tolerances, module)
 
     def case(number: int, arguments: Arguments) -> Case:
         def make() -> Arguments:
@@ -49,10 +50,10 @@ def prove(
     try:
         cases = [case(number, arguments) for number, arguments in enumerate(calls)]
         expected = expectations(plain, cases, settings.device)
-        found = check(swapped, expected, settings.device, None, settings.tolerances)
-        facts: dict[str, Any] = {"whole_correctness": CorrectnessRecord.of(found, None, dict(settings.tolerances))}
+        found = check(swapped, expected, settings.device, None, tolerances)
+        facts: dict[str, Any] = {"whole_correctness": CorrectnessRecord.of(found, None, dict(tolerances))}
         if found.reason is not None:
-            again = check(plain, expected, settings.device, None, settings.tolerances)
+            again = check(plain, expected, settings.device, None, tolerances)
             why = "the whole output is wrong" if again.reason is None else "two plain runs differ, so nothing is proven"
             return plan.without_swaps(f"{why}: {found.reason}", **facts)
         timing = measure_pairs(
@@ -74,6 +75,13 @@ def prove(
         return plan.without_swaps(f"the whole is not faster: {timing.comparison.reason}", **facts)
     made = plan.model_copy(update=facts)
     return made.with_live(plan.live())
+
+
+def as_computed(tolerances: Mapping[str, float], module: nn.Module) -> dict[str, float]:
+    """Tolerances for what a module's results became further on: numbers in a wider type are no more exact for that."""
+    narrow = {str(tensor.dtype).removeprefix("torch.") for tensor in module.parameters() if tensor.is_floating_point()}
+    least = max((tolerances[dtype] for dtype in narrow if dtype in tolerances), default=0.0)
+    return {dtype: max(tolerance, least) for dtype, tolerance in tolerances.items()}
 
 
 def _all(function: Call) -> Call:

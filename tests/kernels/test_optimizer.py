@@ -237,3 +237,14 @@ def test_a_description_has_a_line_for_each_trial(plan_of):
     assert len(lines) == len(plan.records) + 2
     assert lines[0].startswith("gelu(float32 [3, 2] strides [4, 1]): Faster(): kept, 10 -> 8 ms, speedup 1.25 (")
     assert lines[-1] == "2 forms of call kept"
+
+
+def test_results_in_a_wider_type_are_held_against_what_the_module_computes_in():
+    from torch import nn
+
+    from perfladder.kernels.whole import as_computed
+
+    given = {"float64": 1e-7, "float32": 1e-4, "float16": 1e-2, "bfloat16": 3e-2}
+    assert as_computed(given, nn.Linear(2, 2)) == {**given, "float64": 1e-4}
+    assert as_computed(given, nn.Linear(2, 2).half())["float32"] == 1e-2
+    assert as_computed(given, nn.Identity()) == given
