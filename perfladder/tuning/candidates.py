@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     import torch
 
     from perfladder.tuning.cache import BuildCache
+    from perfladder.tuning.control import ModuleControl
     from perfladder.tuning.graphs import GraphSpec
-    from perfladder.tuning.module import ModuleControl
 
 _logger = logging.getLogger("perfladder.tuning")
 
@@ -323,7 +323,7 @@ class GraphWork:
 
     def _build_key(self, backend: Backend) -> str:
         sizes = [spec.max_shape for spec in self.graph.inputs]  # a search for larger batches may have changed them
-        code = [source_of(type(backend)), library_versions(backend.libraries)]
+        code = [[source_of(kind) for kind in backend.classes], library_versions(backend.libraries)]
         return digest([self.key, sizes, backend.name, code, backend.config.model_dump(mode="json")])
 
     def _key(self, backend: Backend, protocol: Protocol) -> str:
