@@ -27,7 +27,7 @@ def until(is_true: Callable[[], Any], limit_s: float = 120) -> Any:
     deadline = time.monotonic() + limit_s
     while not (found := is_true()):
         assert time.monotonic() < deadline
-        time.sleep(0.02)
+        time.sleep(0.1)
     return found
 
 
