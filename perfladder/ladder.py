@@ -284,7 +284,8 @@ class Climb:
         info = self.info
         with self.run.writing():
             write_atomically(self.run.path / "environment.json", info.model_dump_json(indent=1))
-        self._keys = Keys(self.run, self.file, info.environment, Checksums(cache_folder(self._environment)))
+        sums = Checksums(cache_folder(self._environment))
+        self._keys = Keys(self.run, self.file, info.environment, sums, self.tell)
         self._keys.add_sources(self._broad.sources())
         if self._is_resumed:
             self._take_over(self._keys)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -17,6 +18,8 @@ from perfladder.workload import WorkloadFile
 
 _KEPT_STATUSES = ("done", "not_applicable")
 """What is failed is measured again, and what was skipped is decided again."""
+
+_TOLD_BYTES = 1 << 30
 
 
 class Kind(Protocol):
@@ -46,13 +49,25 @@ class Keys:
         file: Its workload.
         environment: Where it runs now.
         sums: Reads sums of files.
+        tell: Shows one line, where there is much to read.
     """
 
-    def __init__(self, run: RunDirectory, file: WorkloadFile, environment: Environment, sums: Checksums) -> None:
+    def __init__(
+        self,
+        run: RunDirectory,
+        file: WorkloadFile,
+        environment: Environment,
+        sums: Checksums,
+        tell: Callable[[str], None] = lambda _: None,
+    ) -> None:
         self._run, self._sums = run, sums
         self._workload = measured_fields(file.workload)
         self._environment = environment.model_dump(mode="json")
-        self._files = sums_now(weight_files(file.workload, file.base_dir), sums)
+        weights = weight_files(file.workload, file.base_dir)
+        num_bytes = sum(os.path.getsize(path) for path in weights if os.path.exists(path))
+        if num_bytes >= _TOLD_BYTES:
+            tell(f"reading the sums of {len(weights)} weight files, {num_bytes / 2**30:.1f} GiB")
+        self._files = sums_now(weights, sums)
 
     def add_sources(self, files: Mapping[str, str]) -> None:
         """Source files that the target has loaded, as they were then."""
