@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 from perfladder.errors import InputError
 from perfladder.ladder import Rung
 from perfladder.rundir import RunDirectory
+from perfladder.tasks.running import running_address
 from perfladder.tasks.variables import variables_set
 
 if TYPE_CHECKING:
@@ -58,7 +59,9 @@ class Target(NamedTuple):
 
 
 def resolve_tracking_uri(asked: str | None, variables: Mapping[str, str], runs_dir: Path) -> str:
-    """The store to use: what was asked for, else MLFLOW_TRACKING_URI, else SQLite in the runs folder.
+    """The store to use: what was asked for, else MLFLOW_TRACKING_URI, else the server that is up, else SQLite.
+
+    The SQLite store lies in the runs folder.
 
     Raises:
         InputError: A file store, which MLflow does not write any more, or no known kind.
@@ -67,7 +70,8 @@ def resolve_tracking_uri(asked: str | None, variables: Mapping[str, str], runs_d
     path = str(runs_dir.resolve() / "mlflow.db").replace("%", "%25").replace("?", "%3F")
     default = f"sqlite:///{path}"
     if not uri:
-        return default
+        running = running_address("mlflow", variables)
+        return running.url if running is not None else default
     scheme = re.split(r"[:+]", uri, maxsplit=1)[0].lower() if ":" in uri or uri == "databricks" else ""
     if scheme in ("", "file"):
         raise InputError(
