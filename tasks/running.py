@@ -37,7 +37,7 @@ class Address(Model):
 
 
 def servers_folder(variables: Mapping[str, str]) -> Path | None:
-    """The folder of this user's servers: PERFLADDER_SERVERS_DIR, else in the user's data folder; None without a home."""
+    """The folder of this user's servers: PERFLADDER_SERVERS_DIR, else in the data folder; None without a home."""
     if named := variables.get(FOLDER_VARIABLE, "").strip():
         return Path(named).absolute()
     base = data_folder(variables)
