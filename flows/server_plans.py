@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import socket
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -34,7 +33,7 @@ class UpOptions(Model):
         return self.prefect_port if name == "prefect" else self.mlflow_port
 
 
-def plan_of(name: ServerName, state: Path, options: UpOptions, urls: PostgresUrls | None) -> Plan:
+def plan_of(name: ServerName, state: Path, options: UpOptions, urls: PostgresUrls | None, python: str) -> Plan:
     """The command and the address of a server.
 
     Raises:
@@ -51,19 +50,9 @@ def plan_of(name: ServerName, state: Path, options: UpOptions, urls: PostgresUrl
         "database": urls.shown if urls else str(state / f"{name}.db"),
     }
     if name == "prefect":
-        return Plan(server_command(sys.executable, host, port), address)
+        return Plan(server_command(python, host, port), address)
     # Of one worker there is one writer; its access log would grow by a line for each request.
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "mlflow",
-        "server",
-        "--workers",
-        "1",
-        "--uvicorn-opts",
-        "--log-level=warning",
-    ]
+    command = [python, "-P", "-m", "mlflow", "server", "--workers", "1", "--uvicorn-opts", "--log-level=warning"]
     command += ["--artifacts-destination", (state / "artifacts").as_uri(), "--host", host, "--port", str(port)]
     return Plan(command, address)
 

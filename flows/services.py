@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import importlib.util
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -56,7 +57,15 @@ class ServersStatus(Model):
     warnings: list[str] = []
 
 
-def up(folder: Path, options: UpOptions, variables: Mapping[str, str], tell: Tell = lambda _: None) -> ServersStatus:
+def up(
+    folder: Path,
+    options: UpOptions,
+    variables: Mapping[str, str],
+    tell: Tell = lambda _: None,
+    *,
+    limit_s: float = START_LIMIT_S,
+    python: str = sys.executable,
+) -> ServersStatus:
     """Start both servers, or those that do not run, and wait until they answer. What runs already is left as it is.
 
     Args:
@@ -64,6 +73,8 @@ def up(folder: Path, options: UpOptions, variables: Mapping[str, str], tell: Tel
         options: Where they listen and what they store in.
         variables: Environment variables that the servers' own are made from.
         tell: Shows one line.
+        limit_s: How long they may take to answer.
+        python: The interpreter that has Prefect and MLflow.
 
     Raises:
         InputError: A port that is taken, a host or database that is none; or a server runs that is not as asked.
@@ -76,14 +87,14 @@ def up(folder: Path, options: UpOptions, variables: Mapping[str, str], tell: Tel
         missing = [name for name in NAMES if not _runs_as_asked(folder / name, name, options, urls)]
         if missing and urls is not None and options.database_url is not None:
             create_schemas(options.database_url)
-        plans = {name: plan_of(name, folder / name, options, urls) for name in missing}
+        plans = {name: plan_of(name, folder / name, options, urls, python) for name in missing}
         started: dict[ServerName, Keeper] = {}
         try:
             for name, plan in plans.items():
                 tell(f"{name}: starting")
                 started[name] = _start(name, folder / name, plan, variables, urls)
             for name in NAMES:
-                _await(name, folder / name, started.get(name))
+                _await(name, folder / name, started.get(name), limit_s)
                 tell(f"{name}: {page_of(_address(folder / name))}")
         except BaseException:
             for keeper in started.values():
@@ -226,15 +237,15 @@ def _start(
     return keeper
 
 
-def _await(name: ServerName, state: Path, started: Keeper | None) -> None:
+def _await(name: ServerName, state: Path, started: Keeper | None, limit_s: float) -> None:
     """Wait until a server answers, and note that it has; also one that an interrupted `up` has left."""
     keeper, url = started or join(state), _address(state).url
-    deadline = time.monotonic() + START_LIMIT_S
+    deadline = time.monotonic() + limit_s
     try:
         while not is_healthy(url):
             has_ended = keeper is None or keeper.has_ended()
             if has_ended or time.monotonic() > deadline:
-                what = "has ended" if has_ended else f"does not answer after {START_LIMIT_S:g} s"
+                what = "has ended" if has_ended else f"does not answer after {limit_s:g} s"
                 raise NotPossibleHereError(f"The {name} server {what}.{log_tail(state)}")
             time.sleep(_POLL_S)
         (state / "ready").touch()

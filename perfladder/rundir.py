@@ -141,6 +141,11 @@ class RunDirectory:
         return os.path.relpath(path, self.path)
 
 
+def seems_to_run(record: RunRecord) -> bool:
+    """Whether a run has not ended, and the process that writes it lives; its number may be another's by now."""
+    return record.status == "running" and os.path.exists(f"/proc/{record.process_id}")
+
+
 def read_model(path: Path, kind: type[M]) -> M:
     """Read a file of ours.
 

@@ -20,6 +20,7 @@ from perfladder.errors import InputError
 from perfladder.ladder import Rung
 from perfladder.rundir import RunDirectory
 from perfladder.tasks.running import running_address
+from perfladder.tasks.uploads import BEGIN, END, Part, note_part, part_of
 from perfladder.tasks.variables import variables_set
 
 if TYPE_CHECKING:
@@ -119,13 +120,21 @@ class TrackingStore:
         self.call_limit_s = call_limit_s
         self.problem: str | None = None
         self.longest_wait_s = math.inf
-        self._runs_dir = runs_dir.resolve()
+        self.runs_dir = runs_dir.resolve()
+        self.is_entered = False
         self._failures = 0
-        self._has_ended = False
+        self._begun: set[str] = set()
+        self._ended: set[str] = set()
         self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
         self._variables = contextlib.ExitStack()
 
+    @property
+    def shown_uri(self) -> str:
+        """Where it is, without a password."""
+        return masked(self.uri)
+
     def __enter__(self) -> Self:
+        self.is_entered = True
         self._variables.enter_context(variables_set({n: v for n, v in _VARIABLES.items() if n not in os.environ}))
         threading.Thread(target=self._work, name="mlflow", daemon=True).start()
         self._opening: Future[Target] = self._submit(self._open)
@@ -143,7 +152,22 @@ class TrackingStore:
     def log_begin(self, run: RunDirectory) -> None:
         """Make the run's parent run; a failure is a warning."""
         with contextlib.suppress(StoreError):
-            self._begin(run)
+            self.begin(run)
+
+    def begin(self, run: RunDirectory) -> None:
+        """Make the run's parent run, or find it; once for each run.
+
+        Raises:
+            StoreError: It is not in the store.
+        """
+        if run.record.run_id in self._begun:
+            return
+        part = part_of(run, BEGIN)
+        run.update(mlflow_tracking_uri=self.shown_uri)
+        run_id = self._call(run, "log_begin")
+        run.update(mlflow_run_id=run_id)
+        self._begun.add(run.record.run_id)
+        self._note_part(run, BEGIN, part)
 
     def log_rung(self, run: RunDirectory, rung: Rung) -> list[str]:
         """Upload one rung; returns what could not be uploaded.
@@ -151,34 +175,35 @@ class TrackingStore:
         Raises:
             StoreError: It is not in the store.
         """
-        self._begin(run)
-        return self._log(run, "log_rung", rung.name)
+        self.begin(run)
+        return self._log(run, rung.name, "log_rung", rung.name)
 
     def log_end(self, run: RunDirectory) -> list[str]:
-        """Upload how the run ended, and its report; once only.
+        """Upload how the run ended, and its report; once for each run.
 
         Raises:
             StoreError: It is not in the store.
         """
-        if self._has_ended:
+        if run.record.run_id in self._ended:
             return []
-        self._begin(run)
-        failures = self._log(run, "log_end")
-        self._has_ended = True
+        self.begin(run)
+        failures = self._log(run, END, "log_end")
+        self._ended.add(run.record.run_id)
         return failures
 
-    def _begin(self, run: RunDirectory) -> None:
-        if run.record.mlflow_run_id is not None:
-            return
-        run.update(mlflow_tracking_uri=masked(self.uri))
-        run_id = self._call(run, "log_begin")
-        run.update(mlflow_run_id=run_id)
-
-    def _log(self, run: RunDirectory, name: str, *arguments: object) -> list[str]:
+    def _log(self, run: RunDirectory, part_name: str, name: str, *arguments: object) -> list[str]:
+        part = part_of(run, part_name)
         failures: list[str] = self._call(run, name, *arguments)
         if failures:
             self._note(run, f"Not in MLflow: {'; '.join(failures)}")
+        else:
+            self._note_part(run, part_name, part)
         return failures
+
+    def _note_part(self, run: RunDirectory, name: str, part: Part) -> None:
+        # Not noted, it is uploaded once more than needed.
+        with contextlib.suppress(OSError):
+            note_part(run, self.shown_uri, self.experiment, name, part)
 
     def _call(self, run: RunDirectory, name: str, *arguments: object) -> Any:
         """Run one function of `perfladder.tasks.tracking` in the store's thread."""
@@ -205,7 +230,7 @@ class TrackingStore:
     def _result(self, future: Future[T], limit_s: float) -> T:
         wait([future], min(limit_s, self.longest_wait_s))
         if not future.done():
-            self.problem = f"MLflow ({masked(self.uri)}) gave no answer within {min(limit_s, self.longest_wait_s):g} s."
+            self.problem = f"MLflow ({self.shown_uri}) gave no answer within {min(limit_s, self.longest_wait_s):g} s."
             raise StoreError(self.problem)
         error = future.exception()
         if error is None:
@@ -213,7 +238,7 @@ class TrackingStore:
             return future.result()
         self._failures += 1
         reason = next(iter(str(error).strip().splitlines()), "")[:300]
-        message = f"MLflow ({masked(self.uri)}) failed: {type(error).__name__}: {masked(reason)}."
+        message = f"MLflow ({self.shown_uri}) failed: {type(error).__name__}: {masked(reason)}."
         if self._failures >= _MAX_FAILURES or future is self._opening:
             self.problem = message
         raise StoreError(message) from error
@@ -251,7 +276,7 @@ class TrackingStore:
             return contextlib.nullcontext()
         name = hashlib.sha256(self.uri.encode()).hexdigest()[:16]
         file = self._sqlite_file()
-        path = file.with_name(f"{file.name}.lock") if file else self._runs_dir / ".perfladder" / f"mlflow-{name}.lock"
+        path = file.with_name(f"{file.name}.lock") if file else self.runs_dir / ".perfladder" / f"mlflow-{name}.lock"
         path.parent.mkdir(parents=True, exist_ok=True)
         return FileLock(path, timeout=_OPEN_LIMIT_OTHERS_S)
 
@@ -268,4 +293,4 @@ class TrackingStore:
         if urlsplit(self.uri).scheme in _SERVERS:
             return None
         file = self._sqlite_file()
-        return ((file.parent if file else self._runs_dir) / "mlartifacts").as_uri()
+        return ((file.parent if file else self.runs_dir) / "mlartifacts").as_uri()
