@@ -209,9 +209,9 @@ def _upload(run: RunDirectory, store: TrackingStore, again: bool) -> RunSync:
             else:
                 failures += store.log_rung(run, rung_named(name))
     except StoreError as error:
-        failures.append(str(error))
+        return RunSync(run=str(run.path), status="failed", num_parts=len(names), detail=str(error))
     if failures:
-        detail = f"Not everything is in MLflow: {'; '.join(failures)}"
+        detail = f"Not in MLflow: {'; '.join(failures)}"
         return RunSync(run=str(run.path), status="failed", num_parts=len(names), detail=detail)
     run.update(mlflow_error=None)
     return RunSync(run=str(run.path), status="uploaded", num_parts=len(names), mlflow_run_id=run.record.mlflow_run_id)
