@@ -18,6 +18,8 @@ from perfladder.models import Model
 from perfladder.tasks.running import Address, ServerName, read_address
 
 LOOPBACK = "127.0.0.1"
+_ALL_INTERFACES = {"0.0.0.0": LOOPBACK, "::": "::1"}
+"""What listens everywhere, and how this machine itself reaches it."""
 
 
 class UpOptions(Model):
@@ -41,7 +43,7 @@ def plan_of(name: ServerName, state: Path, options: UpOptions, urls: PostgresUrl
     """
     host = options.host or LOOPBACK
     port = _port(name, state, host, options.port(name))
-    local = {"0.0.0.0": LOOPBACK, "::": "::1"}.get(host, host)
+    local = _ALL_INTERFACES.get(host, host)
     base = f"http://{_bracketed(local)}:{port}"
     address = {
         "url": f"{base}/api" if name == "prefect" else base,
@@ -116,7 +118,7 @@ def _mlflow_variables(
     }
     host, port = plan.address["bind_host"], plan.address["port"]
     if not is_loopback(host):
-        names = dict.fromkeys(_bracketed(name) for name in (_reachable_name(host), socket.getfqdn()))
+        names = dict.fromkeys(map(_bracketed, _names_of(host)))
         hosts = ["localhost", "localhost:*", "127.0.0.1", "127.0.0.1:*", *(f"{name}:{port}" for name in names)]
         made.setdefault("MLFLOW_SERVER_ALLOWED_HOSTS", ",".join(hosts))
         made.setdefault("MLFLOW_SERVER_CORS_ALLOWED_ORIGINS", ",".join(f"http://{name}:{port}" for name in names))
@@ -128,8 +130,26 @@ def page_of(address: Address) -> str:
     return f"http://{_bracketed(_reachable_name(address.bind_host))}:{address.port}"
 
 
+def _names_of(host: str) -> list[str]:
+    """What browsers elsewhere may call this machine."""
+    names = [_reachable_name(host), socket.getfqdn()]
+    if host not in _ALL_INTERFACES:
+        return names
+    import psutil
+
+    found = [address.address for addresses in psutil.net_if_addrs().values() for address in addresses]
+    return names + [name for name in found if _is_address(name)]
+
+
+def _is_address(text: str) -> bool:
+    """Whether it is one of IP; hardware addresses are not, and those of one link have no meaning elsewhere."""
+    with contextlib.suppress(ValueError):
+        return not ipaddress.ip_address(text).is_link_local
+    return False
+
+
 def _reachable_name(host: str) -> str:
-    return socket.gethostname() if host in ("0.0.0.0", "::") else host
+    return socket.gethostname() if host in _ALL_INTERFACES else host
 
 
 def _bracketed(host: str) -> str:

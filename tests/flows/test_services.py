@@ -173,6 +173,20 @@ def test_servers_of_another_machine_are_left_alone(folder: Path) -> None:
         up(folder, sys.executable)
 
 
+def test_mlflow_answers_this_machines_names_and_no_others(tmp_path: Path) -> None:
+    plan = plan_of("mlflow", tmp_path, UpOptions(host="0.0.0.0"), None, "python")
+    port = plan.address["port"]
+    variables = variables_of("mlflow", tmp_path, plan, {}, None)
+    assert {"localhost", f"{socket.gethostname()}:{port}", f"127.0.0.1:{port}"} <= set(
+        variables["MLFLOW_SERVER_ALLOWED_HOSTS"].split(",")
+    )
+    assert f"http://{socket.gethostname()}:{port}" in variables["MLFLOW_SERVER_CORS_ALLOWED_ORIGINS"].split(",")
+    mine = {"MLFLOW_SERVER_ALLOWED_HOSTS": "perf.example"}
+    assert variables_of("mlflow", tmp_path, plan, mine, None)["MLFLOW_SERVER_ALLOWED_HOSTS"] == "perf.example"
+    local = plan_of("mlflow", tmp_path, UpOptions(), None, "python")
+    assert "MLFLOW_SERVER_ALLOWED_HOSTS" not in variables_of("mlflow", tmp_path, local, {}, None)
+
+
 def test_loopback_is_told_from_other_addresses() -> None:
     assert [is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "10.0.0.1")] == [
         True,
