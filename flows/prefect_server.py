@@ -1,4 +1,4 @@
-"""The Prefect server of a run: the user's own one, or a local one that starts and ends with those who use it.
+"""The Prefect server of a run: the user's own, the one that is up, or a local one that ends with those who use it.
 
 Prefect's own temporary server is not used: it outlives a caller that is killed, and frees no concurrency slots.
 """
@@ -200,6 +200,7 @@ class RunningServer:
     def __init__(self, state: Path, address: Address) -> None:
         self.state = state
         self.url = address.url
+        self._keeper: Keeper | None = None
 
     def __enter__(self) -> Self:
         self.begin()
@@ -226,6 +227,7 @@ class RunningServer:
         """Let go of the keeper."""
         if self._keeper is not None:
             self._keeper.forget()
+            self._keeper = None
 
 
 class UsersServer:

@@ -148,7 +148,8 @@ def sync_runs(
         NotPossibleHereError: Another process uploads runs of that runs folder now.
     """
     with contextlib.ExitStack() as opened:
-        opened.enter_context(_alone(store.runs_dir))
+        if paths:
+            opened.enter_context(_alone(store.runs_dir))
         rows = [_sync_run(path, store, opened, again, tell) for path in paths]
     return SyncResult(tracking_uri=store.shown_uri, experiment=store.experiment, runs=rows)
 
@@ -174,12 +175,18 @@ def _alone(runs_dir: Path) -> Iterator[None]:
     from filelock import FileLock, Timeout
 
     path = runs_dir / ".perfladder" / "sync.lock"
+    lock = FileLock(path, timeout=0)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(path, timeout=0):
-            yield
+        lock.acquire()
     except Timeout:
         raise NotPossibleHereError(f"Another process uploads the runs of {runs_dir} now. Try again later.") from None
+    except OSError as error:
+        raise NotPossibleHereError(f"The folder {runs_dir} cannot be written: {error.strerror}.") from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _settled(run: RunDirectory, store: TrackingStore, again: bool) -> RunSync | None:

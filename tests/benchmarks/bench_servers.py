@@ -3,7 +3,8 @@
     python tests/benchmarks/bench_servers.py --repeats 3
 
 Every repeat runs each way once, in turns: plainly, with servers that are up, and by itself; with one rung and with all.
-Prints the medians of the differences to the plain run of the same repeat, and what one rung adds.
+Prints the medians of the differences to the plain run of the same repeat, and what one rung adds: by the clock, and in
+processor time of the run with all below it, for a machine on which others work too.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -19,6 +21,7 @@ import time
 from pathlib import Path
 
 UNTILS = ("stages", "kernels")
+KINDS = ("wall", "processor")
 
 
 def main() -> None:
@@ -38,18 +41,22 @@ def main() -> None:
             for _ in range(options.repeats):
                 for until in UNTILS:
                     run = ["run", options.workload, "--until", until, "--json"]
-                    plain_s = _time([*run, "--plain", "--out", f"{folder}/plain"], alone_variables)
+                    plain = _time([*run, "--plain", "--out", f"{folder}/plain"], alone_variables)
                     for name, variables in (("running", up_variables), ("by itself", alone_variables)):
-                        wall_s = _time([*run, "--out", f"{folder}/{name}"], variables)
-                        found.setdefault(f"{name}, until {until}", []).append(wall_s - plain_s)
-                    found.setdefault(f"plain, until {until}", []).append(plain_s)
+                        times = _time([*run, "--out", f"{folder}/{name}"], variables)
+                        for kind, with_servers_s, without_s in zip(KINDS, times, plain, strict=True):
+                            added = found.setdefault(f"{name}, until {until}, {kind}", [])
+                            added.append(with_servers_s - without_s)
+                    for kind, plain_s in zip(KINDS, plain, strict=True):
+                        found.setdefault(f"plain, until {until}, {kind}", []).append(plain_s)
         finally:
             subprocess.run(_command("down"), env=up_variables, check=True, stdout=subprocess.DEVNULL)
         num_rungs = _num_rungs(Path(folder, "running")) - 1
     medians = {name: statistics.median(values) for name, values in found.items()}
     for name in ("running", "by itself"):
-        added = medians[f"{name}, until kernels"] - medians[f"{name}, until stages"]
-        medians[f"{name}, each further rung"] = added / num_rungs
+        for kind in KINDS:
+            added_s = medians[f"{name}, until kernels, {kind}"] - medians[f"{name}, until stages, {kind}"]
+            medians[f"{name}, each further rung, {kind}"] = added_s / num_rungs
     print(json.dumps({"medians_s": medians, "all_s": found, "load": os.getloadavg()}, indent=1))
 
 
@@ -57,12 +64,14 @@ def _command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "perfladder.cli", *arguments]
 
 
-def _time(arguments: list[str], variables: dict[str, str]) -> float:
-    started_at = time.monotonic()
+def _time(arguments: list[str], variables: dict[str, str]) -> tuple[float, float]:
+    started_at, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(
         _command(*arguments), env=variables, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
-    return time.monotonic() - started_at
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    processor_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return time.monotonic() - started_at, processor_s
 
 
 def _num_rungs(runs_dir: Path) -> int:

@@ -190,6 +190,12 @@ def test_two_uploads_at_once_are_refused(make_run: MakeRun, make_store: MakeStor
         sync_runs([run.path], make_store())
 
 
+def test_nothing_to_upload_makes_nothing(make_store: MakeStore) -> None:
+    store = make_store()
+    assert sync_runs([], store).runs == []
+    assert not store.runs_dir.exists()
+
+
 def test_a_note_that_cannot_be_written_costs_nothing(
     make_run: MakeRun, make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
