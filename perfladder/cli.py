@@ -246,6 +246,32 @@ def replay(
 
 
 @app.command()
+def kernels(
+    folder: Annotated[Path, typer.Argument(metavar="CAPTURE", help="Folder of a capture.")],
+    export: Annotated[str, typer.Option("--export", help="Function to export, as in linear, conv2d, Tensor.matmul.")],
+    to: Annotated[Path, typer.Option("--to", help="Folder that it goes to; it must not hold anything yet.")],
+    as_json: Json = False,
+    workload: Annotated[
+        str | None, typer.Option("--workload", help="The workload that was captured: a file, or a built-in.")
+    ] = None,
+    factory: Annotated[
+        str | None, typer.Option("--factory", help="Instead of it: module:function that returns the stage alone.")
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Forms of call at most, the most frequent first.")] = 8,
+    changes: Set = None,
+) -> None:
+    """Write one function's real inputs, what is right for them, and a script that checks and times another kernel."""
+    with _errors(as_json), show_lines() as (tell, _):
+        from perfladder.capturing.api import StageBenchHarness
+        from perfladder.report import render_export
+
+        file = _load(workload, changes or []) if workload else None
+        harness = StageBenchHarness(folder, workload=file, factory=factory)
+        result = harness.export(export, to, limit=limit, tell=tell)
+    _show(result, as_json, render_export)
+
+
+@app.command()
 def ncu(
     folder: Annotated[
         Path, typer.Argument(metavar="CAPTURE", help="Folder of a capture; in a run's folder it becomes its rung 5.")

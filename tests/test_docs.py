@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from typer.main import get_command
 
 import perfladder
-from perfladder import backend, errors, workload
+from perfladder import backend, errors, kernels, workload
 from perfladder.cli import app
 from perfladder.errors import PerfladderError
 from perfladder.findings import POLICY, Kind
@@ -211,6 +211,22 @@ def test_the_pages_on_servers_and_mlflow_have_every_option():
             assert {flag for flag in flags if flag.startswith("--")} - {"--json"} <= named | {"--out"}, verb
 
 
+def test_the_page_of_kernel_providers_has_all_of_them_and_all_options():
+    page = ROOT / "docs" / "kernel-providers.md"
+    rows = {row[0].partition("(")[0]: row for row in table_rows(page)}
+    kinds = [
+        getattr(kernels, name) for name in kernels.__all__ if name.endswith("Provider") and name != "KernelProvider"
+    ]
+    for kind in kinds:
+        assert f"({', '.join(kind.config_class.model_fields.keys() - {'mode'})})" in rows[kind.__name__][0]
+    section = page.read_text().split("## Kernels that somebody else writes", 1)[1]
+    flags = {flag for parameter in get_command(app).commands["kernels"].params for flag in parameter.opts}
+    assert set(re.findall(r"^\| .*`(--[a-z-]+)", section, re.MULTILINE)) <= flags
+    assert {flag for flag in flags if flag.startswith("--")} <= set(re.findall(r"`(--[a-z-]+)", section))
+    for block in blocks(page, "python"):
+        compile(block, str(page), "exec")
+
+
 def test_the_page_on_nsight_compute_has_every_limit_option_verdict_and_obstacle():
     page = ROOT / "docs" / "ncu.md"
     rows = {name.strip("`"): row for row in table_rows(page) for name in re.split(r"`, `", row[0])}
@@ -228,6 +244,7 @@ def backends_with_options() -> dict[str, set[str]]:
         backend.TorchEagerBackend,
         backend.TorchInductorJitBackend,
         backend.TorchAOBackend,
+        backend.KernelSelectorBackend,
         backend.TensorRTBackend,
     ]
     return {kind.name: set(kind.config_class.model_fields) - {"memory_format"} for kind in kinds}

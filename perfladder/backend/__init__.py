@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from perfladder.backend.inductor_aot import TorchInductorAotBackendConfig as TorchInductorAotBackendConfig
     from perfladder.backend.inductor_jit import TorchInductorJitBackend as TorchInductorJitBackend
     from perfladder.backend.inductor_jit import TorchInductorJitBackendConfig as TorchInductorJitBackendConfig
+    from perfladder.backend.kernel_selector import KernelSelectorBackend as KernelSelectorBackend
+    from perfladder.backend.kernel_selector import KernelSelectorBackendConfig as KernelSelectorBackendConfig
     from perfladder.backend.onnxruntime import ONNXRuntimeBackend as ONNXRuntimeBackend
     from perfladder.backend.onnxruntime import ONNXRuntimeBackendConfig as ONNXRuntimeBackendConfig
     from perfladder.backend.quantization import ONNXAutoCastConfig as ONNXAutoCastConfig
@@ -41,6 +43,8 @@ _LAZY = {
     "BackendConfig": "base",
     "BuildRequest": "base",
     "Built": "base",
+    "KernelSelectorBackend": "kernel_selector",
+    "KernelSelectorBackendConfig": "kernel_selector",
     "EngineBuild": "trt_engines",
     "ONNXAutoCastConfig": "quantization",
     "ONNXQuantizationConfig": "quantization",

@@ -91,6 +91,9 @@ class Backend(ABC):
         libraries: What its builds depend on besides torch, by the names that pip installs them by: another version is
             another build.
         writes_code: The files of its builds are code, which is loaded from an archive only where the user trusts it.
+        runs_forward: What it builds runs the forward of the request, as code of this process, so that something may be
+            put around that.
+        compiles: It hands that forward to `torch.compile`.
         is_lossy: Its numbers differ by design, so that it needs a quality gate instead of a tolerance.
     """
 
@@ -99,6 +102,8 @@ class Backend(ABC):
     device_types: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
     is_isolated: ClassVar[bool] = True
     writes_code: ClassVar[bool] = False
+    runs_forward: ClassVar[bool] = False
+    compiles: ClassVar[bool] = False
     libraries: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, config: BackendConfig | None = None, **options: Any) -> None:
@@ -123,6 +128,11 @@ class Backend(ABC):
     def __repr__(self) -> str:
         changed = self.config.model_dump(exclude_defaults=True)
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in changed.items())})"
+
+    @property
+    def classes(self) -> list[type]:
+        """Its own class, and those of the users' objects that it holds, which go to another process with it."""
+        return [type(self)]
 
     @property
     def is_lossy(self) -> bool:

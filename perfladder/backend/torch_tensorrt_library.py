@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pydantic import Field, JsonValue
 
 from perfladder.backend.autocast import AutocastConfig
-from perfladder.errors import InputError
+from perfladder.errors import InputError, NotPossibleHereError
 from perfladder.text import near_names
 
 if TYPE_CHECKING:
@@ -45,7 +45,15 @@ def why_not_here(device: torch.device) -> str | None:
 
     if not torch.cuda.is_available():
         return "torch finds no NVIDIA GPU here"
-    return _why_not_loaded() or _why_refused(torch.cuda.get_device_name(device))
+    if reason := _why_not_loaded():
+        return reason
+    from perfladder.backend.trt_library import find_library, why_gpu_refused
+
+    try:
+        # The same library as torch_tensorrt's, which has loaded it by now.
+        return why_gpu_refused(find_library(None), device)
+    except NotPossibleHereError as error:
+        return str(error)
 
 
 @lru_cache(maxsize=1)
@@ -59,42 +67,6 @@ def _why_not_loaded() -> str | None:
             "version of torch, and needs TensorRT: pip install torch-tensorrt"
         )
     return None
-
-
-@lru_cache(maxsize=8)
-def _why_refused(name: str) -> str | None:
-    told = refusal(importlib.import_module("tensorrt"))
-    return f"TensorRT cannot be used on this {name}: {told}" if told else None
-
-
-def refusal(tensorrt: Any) -> str | None:
-    """What TensorRT says against the current GPU when an engine of one layer is made and loaded; None if it is right.
-
-    Args:
-        tensorrt: The module, of TensorRT or of TensorRT for RTX, which takes fewer GPUs.
-    """
-    said: list[str] = []
-
-    class Logger(tensorrt.ILogger):
-        def __init__(self) -> None:
-            tensorrt.ILogger.__init__(self)
-
-        def log(self, severity: Any, message: str) -> None:
-            if severity in (tensorrt.ILogger.Severity.ERROR, tensorrt.ILogger.Severity.INTERNAL_ERROR):
-                said.append(message)
-
-    logger = Logger()
-    try:
-        builder = tensorrt.Builder(logger)
-        network = builder.create_network(0)
-        identity = network.add_identity(network.add_input("x", tensorrt.float32, (1,)))
-        network.mark_output(identity.get_output(0))
-        plan = builder.build_serialized_network(network, builder.create_builder_config())
-        engine = tensorrt.Runtime(logger).deserialize_cuda_engine(plan) if plan is not None else None
-        context = engine.create_execution_context() if engine is not None else None
-    except (RuntimeError, TypeError, AttributeError) as error:  # the bindings raise TypeError for what is not made
-        return said[0] if said else str(error)
-    return None if context is not None else (said[0] if said else "it makes no engine, and does not say why")
 
 
 def settings_for(config: TorchTensorRTConfig, device: torch.device, accepted: Collection[str]) -> dict[str, Any]:

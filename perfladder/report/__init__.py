@@ -3,6 +3,7 @@
 from perfladder.report.model import Report, build_report, find_run
 from perfladder.report.views import (
     render_capture,
+    render_export,
     render_inspection,
     render_markdown,
     render_ncu,
@@ -17,6 +18,7 @@ __all__ = [
     "build_report",
     "find_run",
     "render_capture",
+    "render_export",
     "render_inspection",
     "render_markdown",
     "render_ncu",

@@ -17,6 +17,8 @@ from perfladder.tuning.tune_workload import TuneWorkloadResult
 if TYPE_CHECKING:
     from jinja2 import Environment
 
+    from perfladder.kernels.export import ExportResult
+
 
 def render_markdown(report: Report) -> str:
     """The whole report; the same report always gives the same text."""
@@ -57,6 +59,11 @@ def render_inspection(result: InspectResult) -> str:
 def render_tuning(result: TuneWorkloadResult) -> str:
     """What was tried for each module, what it does to the whole workload, and when that pays."""
     return _templates().get_template("tune.md.j2").render(result=result)
+
+
+def render_export(result: ExportResult) -> str:
+    """What a benchmark folder holds, and how to use it."""
+    return _templates().get_template("export.md.j2").render(result=result)
 
 
 def _templates() -> Environment:

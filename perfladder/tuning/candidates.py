@@ -323,7 +323,7 @@ class GraphWork:
 
     def _build_key(self, backend: Backend) -> str:
         sizes = [spec.max_shape for spec in self.graph.inputs]  # a search for larger batches may have changed them
-        code = [source_of(type(backend)), library_versions(backend.libraries)]
+        code = [[source_of(kind) for kind in backend.classes], library_versions(backend.libraries)]
         return digest([self.key, sizes, backend.name, code, backend.config.model_dump(mode="json")])
 
     def _key(self, backend: Backend, protocol: Protocol) -> str:

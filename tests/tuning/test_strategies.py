@@ -434,3 +434,34 @@ def test_a_clone_can_be_changed_alone():
     changed = strategy.clone().enable_correctness_check(False)
     assert type(changed) is pl.FirstWinsStrategy
     assert (strategy._checks_correctness, changed._checks_correctness) == (True, False)
+
+
+def test_a_machine_that_slows_down_between_candidates_decides_nothing():
+    from types import SimpleNamespace
+
+    from perfladder.stats import Samples, compare_samples
+    from perfladder.tuning.records import Measurement
+    from perfladder.tuning.strategies import _typical_ms
+
+    def measured(baseline_ms, candidate_ms):
+        sides = [[ms + place * 0.001 for place in range(20)] for ms in (baseline_ms, candidate_ms)]
+        comparison = compare_samples(*(Samples(launches=[side]) for side in sides), interleaved=True)
+        measurement = Measurement(
+            batch_size=1,
+            baseline_ms=sides[0],
+            candidate_ms=sides[1],
+            baseline_p50_ms=baseline_ms,
+            candidate_p50_ms=candidate_ms,
+            throughput_items_per_s=1000 / candidate_ms,
+            baseline_throughput_items_per_s=1000 / baseline_ms,
+            comparison=comparison,
+        )
+        return SimpleNamespace(record=SimpleNamespace(measurements=[measurement])), measurement
+
+    # The second one is twice as fast as the plain module, timed while the machine was half as fast.
+    (first, one), (second, other) = measured(10, 6), measured(20, 10)
+    typical_ms = _typical_ms([first, second])
+    for strategy in (pl.MaxThroughputStrategy(), pl.MinLatencyStrategy(), pl.LatencyBudgetStrategy(50)):
+        assert strategy._score(other, typical_ms) > strategy._score(one, typical_ms)
+    assert typical_ms(one) == pytest.approx(15 * 0.6, rel=0.01)
+    assert typical_ms(other) == pytest.approx(7.5, rel=0.01)
