@@ -221,7 +221,7 @@ class TrackingStore:
 
     def _note(self, run: RunDirectory, what: str) -> None:
         if run.record.mlflow_error != what:
-            self.tell(f"{what} Everything is in {run.path}.")
+            self.tell(f"{what} Everything is in {run.path}; `perfladder sync` uploads what is missing.")
             run.update(mlflow_error=what)
 
     def _target(self) -> Target:

@@ -63,6 +63,17 @@ def test_nothing_runs_in_a_folder_that_is_not_there(tmp_path: Path) -> None:
     assert not (tmp_path / "none").exists()
 
 
+def test_the_commands_tell_the_state_and_the_folder_and_start_nothing(tmp_path: Path) -> None:
+    for verb in ("status", "down"):
+        command = [sys.executable, "-m", "perfladder.cli", verb, "--json"]
+        variables = {**os.environ, "PERFLADDER_SERVERS_DIR": str(tmp_path / "mine")}
+        done = subprocess.run(command, env=variables, capture_output=True, check=True, timeout=60)
+        told = json.loads(done.stdout)
+        assert told["folder"] == str(tmp_path / "mine")
+        assert [server["status"] for server in told["servers"]] == ["stopped", "stopped"]
+    assert not (tmp_path / "mine").exists()
+
+
 @pytest.mark.slow
 def test_servers_stay_after_the_command_and_end_with_down(folder: Path, fake_server: MakeServer) -> None:
     script = (
