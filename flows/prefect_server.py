@@ -1,4 +1,4 @@
-"""The Prefect server of a run: the user's own one, or a local one that starts and ends with those who use it.
+"""The Prefect server of a run: the user's own, the one that is up, or a local one that ends with those who use it.
 
 Prefect's own temporary server is not used: it outlives a caller that is killed, and frees no concurrency slots.
 """
@@ -7,27 +7,19 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import http.client
-import json
 import os
-import select
-import signal
 import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol, Self
-from urllib.parse import urlsplit
 
-import perfladder.guard
 from perfladder.errors import NotPossibleHereError
+from perfladder.flows.keeper import END_LIMIT_S, Keeper, Plan, free_port, is_healthy, join, log_tail, start, take_lock
+from perfladder.tasks.running import Address, is_kept, read_address, running_address, servers_folder
 
 START_LIMIT_S = 120.0
-_KEEPER = Path(__file__).with_name("server_keeper.py")
-_KEEPER_LIMIT_S = 20.0
-_LOCK_LIMIT_S = 30.0
 _POLL_S = 0.1
-_LOG_TAIL_LINES = 15
 
 _OFFLINE = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -64,10 +56,39 @@ class Server(Protocol):
         """Leave it."""
 
 
-def server_variables(state: Path, variables: Mapping[str, str]) -> dict[str, str]:
-    """The server's environment: none of the user's Prefect settings, for these belong to the user's own server."""
+def server_variables(state: Path, variables: Mapping[str, str], *, with_pages: bool = False) -> dict[str, str]:
+    """The server's environment: none of the user's Prefect settings, for these belong to the user's own server.
+
+    Args:
+        state: Its home.
+        variables: What the environment is made from.
+        with_pages: Whether it serves browsers, deployments and automations too.
+    """
     kept = {name: value for name, value in variables.items() if not name.startswith("PREFECT_")}
-    return kept | _OFFLINE | dict.fromkeys(_NOT_NEEDED, "false") | {"PREFECT_HOME": str(state)}
+    left_out = {} if with_pages else dict.fromkeys(_NOT_NEEDED, "false")
+    return kept | _OFFLINE | left_out | {"PREFECT_HOME": str(state)}
+
+
+def server_command(python: str, host: str, port: int) -> list[str]:
+    """The command line of a Prefect server."""
+    return [python, "-P", "-m", "prefect", "server", "start", "--host", host, "--port", str(port)]
+
+
+def await_server(url: str, keeper: Keeper | None, state: Path, *, deadline_s: float, limit_s: float) -> None:
+    """Wait until a server that is kept here answers.
+
+    Raises:
+        NotPossibleHereError: It ended, or did not answer in time; the message shows the end of its log.
+    """
+    while not is_healthy(url):
+        has_ended = keeper is None or keeper.has_ended()
+        if has_ended or time.monotonic() > deadline_s:
+            what = "has ended" if has_ended else f"does not answer after {limit_s:g} s"
+            raise NotPossibleHereError(
+                f"The local Prefect server {what}.{log_tail(state)}\n"
+                "Climb without a server (--plain), or name one of your own in PREFECT_API_URL."
+            )
+        time.sleep(_POLL_S)
 
 
 class PrefectServer:
@@ -95,8 +116,7 @@ class PrefectServer:
         self._variables = server_variables(self.state, variables)
         self._python = python
         self._users: int | None = None
-        self._child_pid: int | None = None
-        self._keeper: int | None = None
+        self._keeper: Keeper | None = None
         self._url = ""
 
     def __enter__(self) -> Self:
@@ -115,15 +135,14 @@ class PrefectServer:
         self._deadline = time.monotonic() + self.limit_s
         try:
             self.state.mkdir(parents=True, exist_ok=True)
-            self._users = _lock(self.state / "users.lock", fcntl.LOCK_SH)
-            start_lock = _lock(self.state / "start.lock", fcntl.LOCK_EX)
+            self._users = take_lock(self.state / "users.lock", fcntl.LOCK_SH)
+            start_lock = take_lock(self.state / "start.lock", fcntl.LOCK_EX)
             try:
-                if not self._is_kept():
-                    self._start_keeper()
-                address = json.loads(self._address_file.read_text())
-                self._url = str(address["url"])
-                with contextlib.suppress(ProcessLookupError):
-                    self._keeper = os.pidfd_open(address["keeper_pid"])
+                self._keeper = join(self.state) if is_kept(self.state) else self._start()
+                address = read_address(self.state)
+                if address is None:
+                    raise OSError(f"its keeper has ended.{log_tail(self.state)}")
+                self._url = address.url
             finally:
                 os.close(start_lock)
         except OSError as error:
@@ -139,12 +158,7 @@ class PrefectServer:
         Raises:
             NotPossibleHereError: It ended, or did not answer in time; the message shows the end of its log.
         """
-        while not _is_healthy(self._url):
-            if self._has_ended(0):
-                raise self._failure("has ended")
-            if time.monotonic() > self._deadline:
-                raise self._failure(f"does not answer after {self.limit_s:g} s")
-            time.sleep(_POLL_S)
+        await_server(self._url, self._keeper, self.state, deadline_s=self._deadline, limit_s=self.limit_s)
         return self._url
 
     def close(self) -> None:
@@ -154,91 +168,66 @@ class PrefectServer:
             return
         try:
             fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if self._keeper is not None and not self._has_ended(0):
+            if self._keeper is not None:
                 # Nobody can join meanwhile: that takes the lock which this process holds.
-                signal.pidfd_send_signal(self._keeper, signal.SIGTERM)
-                self._has_ended(_KEEPER_LIMIT_S)
+                self._keeper.end()
         except BlockingIOError:
             # Others use it; or the keeper has just seen that nobody does, and holds the lock while it ends.
-            os.close(_lock(self.state / "users.lock", fcntl.LOCK_SH))
-            self._has_ended(0 if self._address_file.exists() else _KEEPER_LIMIT_S)
+            os.close(take_lock(self.state / "users.lock", fcntl.LOCK_SH))
+            if self._keeper is not None:
+                self._keeper.has_ended(0 if read_address(self.state) else END_LIMIT_S)
         finally:
             os.close(users)
-            self._forget_keeper()
+            if self._keeper is not None:
+                self._keeper.forget()
+                self._keeper = None
 
-    @property
-    def _address_file(self) -> Path:
-        return self.state / "server.json"
+    def _start(self) -> Keeper | None:
+        port = free_port("127.0.0.1")
+        command = server_command(self._python, "127.0.0.1", port)
+        address = {"url": f"http://127.0.0.1:{port}/api", "port": port}
+        return start(self.state, Plan(command, address, while_used=True), self._variables)
 
-    @property
-    def _log(self) -> Path:
-        return self.state / "server.log"
 
-    def _is_kept(self) -> bool:
-        """Whether a keeper lives, anyone's: it holds its lock from before it writes the address until it ends."""
-        lock = os.open(self.state / "keeper.lock", os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        else:
-            return False
-        finally:
-            os.close(lock)
+class RunningServer:
+    """The server that `perfladder up` keeps; joined, never started or ended.
 
-    def _start_keeper(self) -> None:
-        """Start the keeper in a process that does not end with this one, and wait (some 50 ms) for the address."""
-        self._address_file.unlink(missing_ok=True)
-        arguments = [sys.executable, "-I", "-S", str(_KEEPER), perfladder.guard.__file__, str(self.state), self._python]
-        files = [
-            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-            (os.POSIX_SPAWN_OPEN, 1, str(self._log), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600),
-            (os.POSIX_SPAWN_DUP2, 1, 2),
-        ]
-        # Not subprocess: a Popen object would have to outlive this one when others go on using the server.
-        self._child_pid = os.posix_spawn(sys.executable, arguments, self._variables, file_actions=files)
-        deadline = time.monotonic() + _KEEPER_LIMIT_S
-        while not self._address_file.exists():
-            if self._reap() or time.monotonic() > deadline:
-                raise OSError(f"its keeper did not start.{self._log_tail()}")
-            time.sleep(0.01)
+    Args:
+        state: Its folder.
+        address: What its keeper has written there.
+    """
 
-    def _has_ended(self, limit_s: float) -> bool:
-        """Wait for the end of the keeper that was joined, which is the end of its server too."""
-        if self._keeper is None:
-            return True
-        poller = select.poll()
-        poller.register(self._keeper, select.POLLIN)
-        has_ended = bool(poller.poll(limit_s * 1000))
-        if has_ended:
-            self._reap()
-        return has_ended
+    def __init__(self, state: Path, address: Address) -> None:
+        self.state = state
+        self.url = address.url
+        self._keeper: Keeper | None = None
 
-    def _reap(self) -> bool:
-        """Collect the exit of a keeper that is a child of this process; returns whether it has ended."""
-        if self._child_pid is None:
-            return False
-        with contextlib.suppress(ChildProcessError):
-            if os.waitpid(self._child_pid, os.WNOHANG)[0] == 0:
-                return False
-        self._child_pid = None
-        return True
+    def __enter__(self) -> Self:
+        self.begin()
+        return self
 
-    def _forget_keeper(self) -> None:
-        keeper, self._keeper = self._keeper, None
-        if keeper is not None:
-            os.close(keeper)
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
-    def _failure(self, what: str) -> NotPossibleHereError:
-        return NotPossibleHereError(
-            f"The local Prefect server {what}.{self._log_tail()}\n"
-            "Climb without a server (--plain), or name one of your own in PREFECT_API_URL."
-        )
+    def begin(self) -> None:
+        """Take hold of its keeper."""
+        self._keeper = join(self.state)
 
-    def _log_tail(self) -> str:
-        text = self._log.read_text(errors="replace") if self._log.exists() else ""
-        lines = [line for line in text.splitlines() if line.strip()][-_LOG_TAIL_LINES:]
-        return f" Its log ({self._log}) ends with:\n" + "\n".join(f"  {line}" for line in lines or ["(nothing)"])
+    def wait(self) -> str:
+        """Ask it; it has answered before.
+
+        Raises:
+            NotPossibleHereError: It has ended since, or does not answer.
+        """
+        limit_s = 10.0
+        await_server(self.url, self._keeper, self.state, deadline_s=time.monotonic() + limit_s, limit_s=limit_s)
+        return self.url
+
+    def close(self) -> None:
+        """Let go of the keeper."""
+        if self._keeper is not None:
+            self._keeper.forget()
+            self._keeper = None
 
 
 class UsersServer:
@@ -278,10 +267,17 @@ class UsersServer:
         """Nothing to end."""
 
 
-def find_server(runs_dir: Path, variables: Mapping[str, str]) -> PrefectServer | UsersServer:
-    """The server that the user's settings name, else the local one of the runs folder."""
-    url = _users_url(variables)
-    return UsersServer(url) if url else PrefectServer(runs_dir, variables=variables)
+AnyServer = PrefectServer | RunningServer | UsersServer
+
+
+def find_server(runs_dir: Path, variables: Mapping[str, str]) -> AnyServer:
+    """The server that the user's settings name, else the one that is up, else the local one of the runs folder."""
+    if url := _users_url(variables):
+        return UsersServer(url)
+    folder, address = servers_folder(variables), running_address("prefect", variables)
+    if folder is not None and address is not None:
+        return RunningServer(folder / "prefect", address)
+    return PrefectServer(runs_dir, variables=variables)
 
 
 def _users_url(variables: Mapping[str, str]) -> str | None:
@@ -304,36 +300,3 @@ def _names_prefect(project: Path) -> bool:
     with contextlib.suppress(OSError):
         return b"[tool.prefect" in project.read_bytes()
     return False
-
-
-def _lock(path: Path, kind: int) -> int:
-    """Take a file lock that the kernel releases when this process ends.
-
-    Raises:
-        OSError: It was not to be had within the limit.
-    """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    deadline = time.monotonic() + _LOCK_LIMIT_S
-    while True:
-        try:
-            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-        except OSError as error:
-            if not isinstance(error, BlockingIOError) or time.monotonic() > deadline:
-                os.close(descriptor)
-                raise
-            time.sleep(0.02)
-        else:
-            return descriptor
-
-
-def _is_healthy(url: str) -> bool:
-    """Ask directly, past any proxy that the environment names."""
-    parts = urlsplit(url)
-    connection = http.client.HTTPConnection(str(parts.hostname), parts.port, timeout=2)
-    try:
-        connection.request("GET", f"{parts.path}/health")
-        return connection.getresponse().status == 200
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        connection.close()

@@ -11,7 +11,7 @@ from typing import Any
 
 from perfladder.flows.begin import begin
 from perfladder.flows.config import ProfilePipelineConfig
-from perfladder.flows.prefect_server import PrefectServer, UsersServer, find_server
+from perfladder.flows.prefect_server import AnyServer, UsersServer, find_server
 from perfladder.ladder import ClimbOutcome
 from perfladder.rungs.cost import Ask
 from perfladder.tasks.variables import variables_set
@@ -26,7 +26,7 @@ def run_profile_pipeline(
     ask: Ask | None = None,
     step: bool = False,
 ) -> ClimbOutcome:
-    """Run the flow with a local Prefect server, or with the one that the user's settings name.
+    """Run the flow with the Prefect server that the user's settings name, that is up, or that starts with it.
 
     Args:
         config: What to profile.
@@ -47,19 +47,19 @@ def run_profile_pipeline(
 
         begun.ladder.wait_until_loaded()
         begun.store.wait()
-        is_local = isinstance(server, PrefectServer)
-        with _prefect_at(server.wait(), is_local=is_local):
-            return climb_begun(config.model_copy(update={"tracking_uri": None}), begun, is_shared=not is_local)
+        is_shared = isinstance(server, UsersServer)
+        with _prefect_at(server.wait(), is_local=not is_shared):
+            return climb_begun(config.model_copy(update={"tracking_uri": None}), begun, is_shared=is_shared)
 
 
-def _client_variables(server: PrefectServer | UsersServer, variables: Mapping[str, str]) -> dict[str, str]:
+def _client_variables(server: AnyServer, variables: Mapping[str, str]) -> dict[str, str]:
     """What Prefect reads when it is imported; whatever the user has set stays."""
     wanted = {}
     if not variables.get("PREFECT_LOGGING_LEVEL"):
         wanted["PREFECT_LOGGING_LEVEL"] = "WARNING"
         # What fails is told by the ladder, and as this run's own error; Prefect need not show it again, with its stack.
         wanted |= {f"PREFECT_LOGGING_LOGGERS_PREFECT_{kind}_RUNS_LEVEL": "CRITICAL" for kind in ("FLOW", "TASK")}
-    if isinstance(server, PrefectServer):
+    if not isinstance(server, UsersServer):
         wanted |= {"PREFECT_HOME": str(server.state), "DO_NOT_TRACK": "true"}
     missing = {name: value for name, value in wanted.items() if not variables.get(name)}
     for name in ("NO_PROXY", "no_proxy"):

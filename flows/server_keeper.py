@@ -1,13 +1,15 @@
-"""Keep one Prefect server for everyone who uses a state folder, and end it after the last one has gone.
+"""Keep one server, until nobody uses it or somebody says so, and end it with all below it.
 
 Started as a script by its path, with the standard library only, as
 
-    python -I -S server_keeper.py GUARD_FILE STATE_FOLDER PYTHON
+    python -I -S server_keeper.py GUARD_FILE STATE_FOLDER PLAN_JSON
 
-Users hold a shared lock on `users.lock`, which the kernel releases when they die, also by SIGKILL. The keeper holds
+The plan has the server's `command`, whether it is kept only `while_used`, and what else goes into its `address`. Users
+hold a shared lock on `users.lock`, which the kernel releases when they die, also by SIGKILL. The keeper holds
 `keeper.lock` for as long as it lives and writes the server's address to `server.json`. It ends, with the server and all
-below it, when it gets `users.lock` exclusively, when the server ends, or by SIGTERM. It is a child subreaper, so that
-nothing the server starts can leave it.
+below it, by SIGTERM, when the server ends, or, kept while used, when it gets `users.lock` exclusively. It is a child
+subreaper, so that nothing the server starts can leave it. The address of a server that ended unasked, and is kept for
+longer than one run, stays: it tells that there was one.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -35,24 +38,26 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the server until nobody uses it."""
-    guard_file, folder, python = arguments
+    """Run the server until its end, or that of its use."""
+    guard_file, folder, plan_json = arguments
     os.setsid()
-    guard, state = _load(guard_file), Path(folder)
+    guard, state, plan = _load(guard_file), Path(folder), json.loads(plan_json)
     keeper_lock = _hold_keeper_lock(state)
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     signal.signal(signal.SIGTERM, _end)
+    is_unasked = False
     try:
-        port = _free_port()
-        server = _start_server(python, port, state)
-        _write_address(state, port, server.pid)
+        server = _start_server(plan["command"], state)
+        _write_address(state, {**plan["address"], "server_pid": server.pid})
         try:
-            _wait_for_the_end(server, state)
+            is_unasked = _wait_for_the_end(server, state if plan["while_used"] else None)
         finally:
             _stop(server)
     finally:
         guard.kill_descendants()
-        (state / "server.json").unlink(missing_ok=True)
+        (state / "ready").unlink(missing_ok=True)
+        if plan["while_used"] or not is_unasked:
+            (state / "server.json").unlink(missing_ok=True)
         # Before the users' lock: who gets that one must find that no keeper is left.
         os.close(keeper_lock)
     return 0
@@ -85,41 +90,41 @@ def _end(*_: object) -> NoReturn:
     raise SystemExit(0)
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _start_server(python: str, port: int, state: Path) -> subprocess.Popen[bytes]:
+def _start_server(command: list[str], state: Path) -> subprocess.Popen[bytes]:
     """Start the server; it works in the state folder, where no settings file of the user's project is found."""
     prctl = ctypes.CDLL(None).prctl
     return subprocess.Popen(
-        [python, "-P", "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)],
+        command,
         cwd=state,
         # The keeper may be killed itself; the server then still ends.
         preexec_fn=lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0),
     )
 
 
-def _write_address(state: Path, port: int, server_pid: int) -> None:
-    address = {"url": f"http://127.0.0.1:{port}/api", "keeper_pid": os.getpid(), "server_pid": server_pid}
+def _write_address(state: Path, address: dict[str, Any]) -> None:
+    own = {
+        "keeper_pid": os.getpid(),
+        "host_name": socket.gethostname(),
+        "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
     part = state / "server.json.part"
-    part.write_text(json.dumps(address))
+    part.write_text(json.dumps({**address, **own}))
     os.replace(part, state / "server.json")
 
 
-def _wait_for_the_end(server: subprocess.Popen[bytes], state: Path) -> None:
-    """Return when the server has ended, or nobody uses it; the users' lock then stays held to the very end."""
-    users = os.open(state / "users.lock", os.O_RDWR | os.O_CREAT, 0o600)
+def _wait_for_the_end(server: subprocess.Popen[bytes], used: Path | None) -> bool:
+    """Return True when the server has ended, False when nobody uses it; that lock then stays held to the very end."""
+    users = os.open(used / "users.lock", os.O_RDWR | os.O_CREAT, 0o600) if used is not None else None
     poller = select.poll()
     poller.register(os.pidfd_open(server.pid), select.POLLIN)
-    while not poller.poll(_POLL_S * 1000):
+    while not poller.poll(_POLL_S * 1000 if users is not None else None):
         try:
-            fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if users is not None:
+                fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return False
         except BlockingIOError:
             continue
-        return
+    return True
 
 
 def _stop(server: subprocess.Popen[bytes]) -> None:

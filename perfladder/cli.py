@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import errno
-import json
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from perfladder.errors import InputError, NotPossibleHereError, PerfladderError
+from perfladder.cli_parts import DEFAULT_OUT as _DEFAULT_OUT
+from perfladder.cli_parts import Json, Out, TrackingUri
+from perfladder.cli_parts import errors_shown as _errors
+from perfladder.cli_parts import print_error as _print_error
+from perfladder.cli_parts import print_markdown as _print_markdown
+from perfladder.cli_parts import show as _show
+from perfladder.cli_servers import add_server_verbs
+from perfladder.errors import InputError, NotPossibleHereError
 from perfladder.progress_display import Lines, show_bar, show_lines
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel
-
     from perfladder.ladder import ClimbOutcome
     from perfladder.workload import WorkloadFile
 
@@ -35,14 +36,9 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, and nothing else there.")]
-Out = Annotated[Path, typer.Option("--out", help="Folder that run directories are made in.")]
 Plain = Annotated[bool, typer.Option("--plain", help="Run directory only: no Prefect server, no MLflow store.")]
 Until = Annotated[
     str, typer.Option("--until", help="Last rung to climb: stages, capture, regions, harness, kernels or ncu.")
-]
-TrackingUri = Annotated[
-    str | None, typer.Option("--tracking-uri", help="MLflow tracking URI; by default a SQLite store in --out.")
 ]
 Resume = Annotated[
     str | None,
@@ -56,7 +52,6 @@ Set = Annotated[
     list[str] | None, typer.Option("--set", help="Change a workload field, as in --set measured_runs=20 (repeatable).")
 ]
 
-_DEFAULT_OUT = Path("runs")
 _INTERRUPTED = 128 + signal.SIGINT
 _TERMINATED = 128 + signal.SIGTERM
 
@@ -98,10 +93,6 @@ def _tell_interrupted(exit_code: int, as_json: bool) -> None:
         _print_error("Interrupted", message, exit_code)
     print(message, file=sys.stderr)
     sys.exit(exit_code)
-
-
-def _print_error(kind: str, message: str, exit_code: int) -> None:
-    print(json.dumps({"error": {"type": kind, "message": message, "exit_code": exit_code}}))
 
 
 def _show_version(is_wanted: bool) -> None:
@@ -461,6 +452,9 @@ def execute(
     raise typer.Exit(result.exit_code)
 
 
+add_server_verbs(app)
+
+
 @app.command()
 def doctor(as_json: Json = False) -> None:
     """Tell what this machine can do: devices, profiler activities, ncu, versions, other processes on the GPU."""
@@ -574,26 +568,6 @@ def _load(source: str, changes: list[str]) -> WorkloadFile:
     return WorkloadFile(parse_workload(data, what=f"{source} with --set"), file.base_dir)
 
 
-@contextmanager
-def _errors(as_json: bool) -> Iterator[None]:
-    """Show an error of ours as one message, on stderr or as JSON, and end with its exit code."""
-    try:
-        yield
-    except PerfladderError as error:
-        if as_json:
-            _print_error(type(error).__name__, str(error), error.exit_code)
-        print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(error.exit_code) from None
-    except OSError as error:
-        if error.errno != errno.ENAMETOOLONG:
-            raise
-        message = f"{str(error.filename)[:60]}...: {error.strerror}."
-        if as_json:
-            _print_error("InputError", message, InputError.exit_code)
-        print(f"error: {message}", file=sys.stderr)
-        raise typer.Exit(InputError.exit_code) from None
-
-
 def _parse_calls(text: str) -> str | list[int]:
     if text in ("default", "all"):
         return text
@@ -603,13 +577,6 @@ def _parse_calls(text: str) -> str | list[int]:
         raise InputError(f"--calls {text!r}: expected 'default', 'all', or indices such as 0,3,-1.") from error
 
 
-def _show(result: BaseModel, as_json: bool, render: Callable[[Any], str]) -> None:
-    if as_json:
-        print(result.model_dump_json(indent=1))
-    else:
-        _print_markdown(render(result))
-
-
 def _show_outcome(outcome: ClimbOutcome, as_json: bool) -> None:
     from perfladder.report import build_report, render_summary
 
@@ -617,17 +584,6 @@ def _show_outcome(outcome: ClimbOutcome, as_json: bool) -> None:
         print(outcome.model_dump_json(indent=1))
         return
     _print_markdown(render_summary(build_report(Path(outcome.run_dir))))
-
-
-def _print_markdown(text: str) -> None:
-    from rich.console import Console
-    from rich.markdown import Markdown
-
-    console = Console(highlight=False)
-    if console.is_terminal:
-        console.print(Markdown(text))
-    else:
-        print(text)
 
 
 if __name__ == "__main__":

@@ -90,10 +90,19 @@ def cache_folder(variables: Mapping[str, str]) -> Path | None:
     Args:
         variables: The process's environment variables.
     """
-    if base := variables.get("XDG_CACHE_HOME"):
+    return _users_folder(variables, "XDG_CACHE_HOME", ".cache")
+
+
+def data_folder(variables: Mapping[str, str]) -> Path | None:
+    """The user's data folder by the same specification: what is there is kept."""
+    return _users_folder(variables, "XDG_DATA_HOME", ".local/share")
+
+
+def _users_folder(variables: Mapping[str, str], name: str, below_home: str) -> Path | None:
+    if base := variables.get(name):
         return Path(base) / "perfladder"
     home = variables.get("HOME")
-    return Path(home) / ".cache" / "perfladder" if home else None
+    return Path(home) / below_home / "perfladder" if home else None
 
 
 def private_folder(path: Path) -> Path:

@@ -318,6 +318,11 @@ def _writing(path: Path, hint: str) -> Iterator[None]:
         raise NotPossibleHereError(f"The run directory {path} cannot be written: {error}. {hint}") from error
 
 
+def seems_to_run(record: RunRecord) -> bool:
+    """Whether a run has not ended, and the process that writes it lives; its number may be another's by now."""
+    return record.status == "running" and os.path.exists(f"/proc/{record.process_id}")
+
+
 def read_model(path: Path, kind: type[M]) -> M:
     """Read a file of ours.
 

@@ -41,6 +41,14 @@ def metric_that_matters(metric: MetricValue) -> dict[str, float]:
     return found
 
 
+def headline(result: StagesResult) -> dict[str, float]:
+    """What the parent run shows of rung 1: the metric that matters, memory, and each stage in the first scenario."""
+    if result.metric is None:
+        return {}
+    parts = ("stage/", "peak_", *metric_that_matters(result.metric))
+    return {name: value for name, value in metrics_of(result).items() if name.startswith(parts)}
+
+
 def _plain_numbers(result: RungResult) -> Pairs:
     """Top-level numbers whose names end in a unit, and counts: enough for a rung that is not known here."""
     for name, value in result:

@@ -19,6 +19,8 @@ from urllib.parse import urlsplit
 from perfladder.errors import InputError
 from perfladder.ladder import Rung
 from perfladder.rundir import RunDirectory
+from perfladder.tasks.running import running_address
+from perfladder.tasks.uploads import BEGIN, END, Part, note_part, part_of
 from perfladder.tasks.variables import variables_set
 
 if TYPE_CHECKING:
@@ -30,6 +32,8 @@ _VARIABLES = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_LOGGING_LEVEL": "WARNING",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    # Stdout may be for one JSON document.
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     # With MLflow's own values, one call to a server that is down takes four minutes; with these, three seconds.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
@@ -58,7 +62,9 @@ class Target(NamedTuple):
 
 
 def resolve_tracking_uri(asked: str | None, variables: Mapping[str, str], runs_dir: Path) -> str:
-    """The store to use: what was asked for, else MLFLOW_TRACKING_URI, else SQLite in the runs folder.
+    """The store to use: what was asked for, else MLFLOW_TRACKING_URI, else the server that is up, else SQLite.
+
+    The SQLite store lies in the runs folder.
 
     Raises:
         InputError: A file store, which MLflow does not write any more, or no known kind.
@@ -67,7 +73,8 @@ def resolve_tracking_uri(asked: str | None, variables: Mapping[str, str], runs_d
     path = str(runs_dir.resolve() / "mlflow.db").replace("%", "%25").replace("?", "%3F")
     default = f"sqlite:///{path}"
     if not uri:
-        return default
+        running = running_address("mlflow", variables)
+        return running.url if running is not None else default
     scheme = re.split(r"[:+]", uri, maxsplit=1)[0].lower() if ":" in uri or uri == "databricks" else ""
     if scheme in ("", "file"):
         raise InputError(
@@ -115,13 +122,21 @@ class TrackingStore:
         self.call_limit_s = call_limit_s
         self.problem: str | None = None
         self.longest_wait_s = math.inf
-        self._runs_dir = runs_dir.resolve()
+        self.runs_dir = runs_dir.resolve()
+        self.is_entered = False
         self._failures = 0
-        self._has_begun = self._has_ended = False
+        self._begun: set[str] = set()
+        self._ended: set[str] = set()
         self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
         self._variables = contextlib.ExitStack()
 
+    @property
+    def shown_uri(self) -> str:
+        """Where it is, without a password."""
+        return masked(self.uri)
+
     def __enter__(self) -> Self:
+        self.is_entered = True
         self._variables.enter_context(variables_set({n: v for n, v in _VARIABLES.items() if n not in os.environ}))
         threading.Thread(target=self._work, name="mlflow", daemon=True).start()
         self._opening: Future[Target] = self._submit(self._open)
@@ -139,7 +154,22 @@ class TrackingStore:
     def log_begin(self, run: RunDirectory) -> None:
         """Make the run's parent run; a failure is a warning."""
         with contextlib.suppress(StoreError):
-            self._begin(run)
+            self.begin(run)
+
+    def begin(self, run: RunDirectory) -> None:
+        """Make the run's parent run, or find it; once for each run.
+
+        Raises:
+            StoreError: It is not in the store.
+        """
+        if run.record.run_id in self._begun:
+            return
+        part = part_of(run, BEGIN)
+        run.update(mlflow_tracking_uri=self.shown_uri)
+        run_id = self._call(run, "log_begin")
+        run.update(mlflow_run_id=run_id)
+        self._begun.add(run.record.run_id)
+        self._note_part(run, BEGIN, part)
 
     def log_rung(self, run: RunDirectory, rung: Rung) -> list[str]:
         """Upload one rung; returns what could not be uploaded.
@@ -147,35 +177,35 @@ class TrackingStore:
         Raises:
             StoreError: It is not in the store.
         """
-        self._begin(run)
-        return self._log(run, "log_rung", rung.name)
+        self.begin(run)
+        return self._log(run, rung.name, "log_rung", rung.name)
 
     def log_end(self, run: RunDirectory) -> list[str]:
-        """Upload how the run ended, and its report; once only.
+        """Upload how the run ended, and its report; once for each run.
 
         Raises:
             StoreError: It is not in the store.
         """
-        if self._has_ended:
+        if run.record.run_id in self._ended:
             return []
-        self._begin(run)
-        failures = self._log(run, "log_end")
-        self._has_ended = True
+        self.begin(run)
+        failures = self._log(run, END, "log_end")
+        self._ended.add(run.record.run_id)
         return failures
 
-    def _begin(self, run: RunDirectory) -> None:
-        if self._has_begun:
-            return
-        run.update(mlflow_tracking_uri=masked(self.uri))
-        run_id = self._call(run, "log_begin")
-        run.update(mlflow_run_id=run_id)
-        self._has_begun = True
-
-    def _log(self, run: RunDirectory, name: str, *arguments: object) -> list[str]:
+    def _log(self, run: RunDirectory, part_name: str, name: str, *arguments: object) -> list[str]:
+        part = part_of(run, part_name)
         failures: list[str] = self._call(run, name, *arguments)
         if failures:
             self._note(run, f"Not in MLflow: {'; '.join(failures)}")
+        else:
+            self._note_part(run, part_name, part)
         return failures
+
+    def _note_part(self, run: RunDirectory, name: str, part: Part) -> None:
+        # Not noted, it is uploaded once more than needed.
+        with contextlib.suppress(OSError):
+            note_part(run, self.shown_uri, self.experiment, name, part)
 
     def _call(self, run: RunDirectory, name: str, *arguments: object) -> Any:
         """Run one function of `perfladder.tasks.tracking` in the store's thread."""
@@ -191,7 +221,7 @@ class TrackingStore:
 
     def _note(self, run: RunDirectory, what: str) -> None:
         if run.record.mlflow_error != what:
-            self.tell(f"{what} Everything is in {run.path}.")
+            self.tell(f"{what} Everything is in {run.path}; `perfladder sync` uploads what is missing.")
             run.update(mlflow_error=what)
 
     def _target(self) -> Target:
@@ -202,7 +232,7 @@ class TrackingStore:
     def _result(self, future: Future[T], limit_s: float) -> T:
         wait([future], min(limit_s, self.longest_wait_s))
         if not future.done():
-            self.problem = f"MLflow ({masked(self.uri)}) gave no answer within {min(limit_s, self.longest_wait_s):g} s."
+            self.problem = f"MLflow ({self.shown_uri}) gave no answer within {min(limit_s, self.longest_wait_s):g} s."
             raise StoreError(self.problem)
         error = future.exception()
         if error is None:
@@ -210,7 +240,7 @@ class TrackingStore:
             return future.result()
         self._failures += 1
         reason = next(iter(str(error).strip().splitlines()), "")[:300]
-        message = f"MLflow ({masked(self.uri)}) failed: {type(error).__name__}: {masked(reason)}."
+        message = f"MLflow ({self.shown_uri}) failed: {type(error).__name__}: {masked(reason)}."
         if self._failures >= _MAX_FAILURES or future is self._opening:
             self.problem = message
         raise StoreError(message) from error
@@ -248,7 +278,7 @@ class TrackingStore:
             return contextlib.nullcontext()
         name = hashlib.sha256(self.uri.encode()).hexdigest()[:16]
         file = self._sqlite_file()
-        path = file.with_name(f"{file.name}.lock") if file else self._runs_dir / ".perfladder" / f"mlflow-{name}.lock"
+        path = file.with_name(f"{file.name}.lock") if file else self.runs_dir / ".perfladder" / f"mlflow-{name}.lock"
         path.parent.mkdir(parents=True, exist_ok=True)
         return FileLock(path, timeout=_OPEN_LIMIT_OTHERS_S)
 
@@ -265,4 +295,4 @@ class TrackingStore:
         if urlsplit(self.uri).scheme in _SERVERS:
             return None
         file = self._sqlite_file()
-        return ((file.parent if file else self._runs_dir) / "mlartifacts").as_uri()
+        return ((file.parent if file else self.runs_dir) / "mlartifacts").as_uri()

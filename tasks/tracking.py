@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
@@ -17,15 +18,15 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunTag
 from pydantic import JsonValue
 
-from perfladder.errors import NotPossibleHereError
 from perfladder.ladder import RUNGS, rung_named
 from perfladder.rundir import RunDirectory, RungEntry, RunRecord, read_model
 from perfladder.rungs.base import RungResult
 from perfladder.rungs.stages import StagesResult
 from perfladder.target import LoadedInfo
-from perfladder.tasks.metrics import metric_that_matters, metrics_of
+from perfladder.tasks.metrics import headline, metrics_of
 from perfladder.tasks.names import flatten, slugs
-from perfladder.tasks.store import StoreError, Target, TrackingStore
+from perfladder.tasks.store import Target
+from perfladder.tasks.uploads import NOT_PART_OF_IT
 
 RUN_ID_TAG = "perfladder.run_id"
 RUNG_TAG = "perfladder.rung"
@@ -43,34 +44,6 @@ class _Files(NamedTuple):
     root: Path
     chosen: list[Path]
     kept_back: dict[str, str]
-
-
-def upload_run(
-    run_dir: Path, tracking_uri: str, *, experiment: str = "perfladder", max_artifact_bytes: int = 256 << 20
-) -> str:
-    """Upload a run directory, finished or not, whether or not parts of it are there already.
-
-    Returns:
-        The id of the parent run.
-
-    Raises:
-        InputError: There is no run, or it is from a newer perfladder.
-        NotPossibleHereError: The store cannot be reached, or does not take everything.
-    """
-    run = RunDirectory.open(run_dir)
-    store = TrackingStore(
-        tracking_uri, experiment=experiment, runs_dir=run_dir.parent.parent, max_artifact_bytes=max_artifact_bytes
-    )
-    run.update(mlflow_run_id=None, mlflow_error=None)
-    try:
-        with store:
-            failures = [text for entry in run.record.rungs for text in store.log_rung(run, rung_named(entry.name))]
-            failures += store.log_end(run)
-    except StoreError as error:
-        raise NotPossibleHereError(f"{error} Nothing is lost: upload again later.") from error
-    if failures:
-        raise NotPossibleHereError(f"Not everything is in MLflow: {'; '.join(failures)}")
-    return str(run.record.mlflow_run_id)
 
 
 def log_begin(target: Target, run: RunDirectory, *, max_artifact_bytes: int) -> str:
@@ -123,8 +96,9 @@ def log_end(target: Target, run: RunDirectory, *, max_artifact_bytes: int) -> li
     if record.ended_at is not None:
         metrics["wall_s"] = (_ms(record.ended_at) - start_ms) / 1000
     _log_metrics(target.client, parent_id, metrics, start_ms)
-    files = _files(run.path, (path for path in run.path.iterdir() if path.suffix != ".log"), max_artifact_bytes)
-    _log_values(target.client, parent_id, {}, _parent_tags(run) | _end_tags(record, files))
+    own = (path for path in run.path.iterdir() if path.suffix != ".log" and path.name not in NOT_PART_OF_IT)
+    files = _files(run.path, own, max_artifact_bytes)
+    _log_values(target.client, parent_id, {}, _parent_tags(run) | _end_tags(record, files) | _description(run))
     if record.ended_at is not None:
         _end(target, parent_id, _STATUS[record.status], _ms(record.ended_at))
     return _upload(target.client, parent_id, files)
@@ -149,8 +123,9 @@ def _end(target: Target, run_id: str, status: str, end_ms: int) -> None:
 def _log_metrics(client: MlflowClient, run_id: str, metrics: Mapping[str, float], time_ms: int) -> dict[str, str]:
     """Log all metrics at once, at a fixed time: a second upload adds nothing. Returns the names that were changed."""
     names = slugs(metrics)
-    batch = [Metric(names[name], value, time_ms, 0) for name, value in metrics.items()]
-    client.log_batch(run_id, metrics=batch)
+    # MLflow stores an infinite number as a large finite one, without an error.
+    finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
+    client.log_batch(run_id, metrics=[Metric(names[name], value, time_ms, 0) for name, value in finite.items()])
     return {spelt: name for name, spelt in names.items() if spelt != name}
 
 
@@ -202,7 +177,12 @@ def _parent_tags(run: RunDirectory) -> dict[str, str]:
         "perfladder.run_dir": str(run.path),
     }
     environment = run.path / "environment.json"
-    return tags | _environment_tags(read_model(environment, LoadedInfo)) if environment.is_file() else tags
+    if not environment.is_file():
+        return tags
+    info = read_model(environment, LoadedInfo)
+    if info.git.commit:
+        tags["mlflow.source.git.commit"] = info.git.commit
+    return tags | _environment_tags(info)
 
 
 def _environment_tags(info: LoadedInfo) -> dict[str, str]:
@@ -243,13 +223,23 @@ def _end_tags(record: RunRecord, files: _Files) -> dict[str, str]:
     return {name: value for name, value in tags.items() if value}
 
 
+def _description(run: RunDirectory) -> dict[str, str]:
+    """The report as MLflow's description of the run, as far as a tag holds it."""
+    report = run.path / "report.md"
+    if not report.is_file():
+        return {}
+    text, rest = report.read_text(encoding="utf-8"), "\n\nThe rest is in the artifact `report.md`."
+    if len(text) > MAX_TAG_CHARS:
+        text = text[: MAX_TAG_CHARS - len(rest)].rpartition("\n")[0] + rest
+    return {"mlflow.note.content": text}
+
+
 def _headline(run: RunDirectory) -> dict[str, float]:
-    """The metric that matters, also on the parent run, where runs are compared."""
+    """The metric that matters and the stages' times, also on the parent run, where runs are compared."""
     entry = next((entry for entry in run.record.rungs if entry.name == RUNGS[0].name), None)
     if entry is None:
         return {}
-    result = read_model(run.path / entry.folder / f"{entry.name}.json", StagesResult)
-    return metric_that_matters(result.metric) if result.metric is not None else {}
+    return headline(read_model(run.path / entry.folder / f"{entry.name}.json", StagesResult))
 
 
 def _rung_files(run: RunDirectory, entry: RungEntry, max_bytes: int) -> _Files:
@@ -311,7 +301,9 @@ def _size_failures(client: MlflowClient, run_id: str, files: _Files) -> list[str
     for path in files.chosen:
         name, size = str(path.relative_to(files.root)), path.stat().st_size
         stored = sizes.get(name)
-        if stored is not None and stored != size:
+        if name not in sizes:
+            failures.append(f"{name} (did not arrive)")
+        elif stored is not None and stored != size:
             failures.append(f"{name} ({stored} of {size} bytes arrived)")
     return failures
 

@@ -201,6 +201,16 @@ def test_the_guide_to_tuning_has_all_settings_options_and_backends():
         assert f"`{strategy}`" in guide.read_text()
 
 
+def test_the_pages_on_servers_and_mlflow_have_every_option():
+    pages = {"servers.md": ("up", "gc"), "mlflow.md": ("sync",)}
+    for page, verbs in pages.items():
+        text = (ROOT / "docs" / page).read_text()
+        named = set(re.findall(r"`(--[a-z-]+)", text))
+        for verb in verbs:
+            flags = {flag for parameter in get_command(app).commands[verb].params for flag in parameter.opts}
+            assert {flag for flag in flags if flag.startswith("--")} - {"--json"} <= named | {"--out"}, verb
+
+
 def test_the_page_of_kernel_providers_has_all_of_them_and_all_options():
     page = ROOT / "docs" / "kernel-providers.md"
     rows = {row[0].partition("(")[0]: row for row in table_rows(page)}

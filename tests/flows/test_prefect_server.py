@@ -109,10 +109,10 @@ def test_users_come_and_go_and_each_finds_a_server_that_answers(tmp_path: Path, 
     script = (
         "import sys, os\n"
         "from pathlib import Path\n"
-        "from perfladder.flows.prefect_server import PrefectServer, _is_healthy\n"
+        "from perfladder.flows.prefect_server import PrefectServer, is_healthy\n"
         "for _ in range(5):\n"
         "    with PrefectServer(Path(sys.argv[1]), variables=os.environ, python=sys.argv[2]) as server:\n"
-        "        assert _is_healthy(server.wait())\n"
+        "        assert is_healthy(server.wait())\n"
     )
     command = [sys.executable, "-c", script, str(tmp_path), fake_server("answers")]
     users = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(4)]

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from mlflow.entities import Run
 
-from perfladder.errors import InputError, NotPossibleHereError
 from perfladder.ladder import rung_named
 from perfladder.nsight.diagnosis import Diagnosis, Observation
 from perfladder.rundir import RunDirectory
@@ -203,22 +202,6 @@ def test_a_file_that_arrives_in_part_is_noticed(
     tracking.log_begin(target, run, max_artifact_bytes=LIMIT)
     (failure,) = tracking.log_rung(target, run, "stages", max_artifact_bytes=LIMIT)
     assert failure.startswith("stages.json (3 of ")
-
-
-def test_an_old_run_is_uploaded_later(make_run: MakeRun, store_uri: str, tmp_path: Path) -> None:
-    run = make_run()
-    run.update(mlflow_error="MLflow was down")
-    run_id = tracking.upload_run(run.path, store_uri, experiment=tmp_path.name)
-    record = RunDirectory.open(run.path).record
-    assert (record.mlflow_run_id, record.mlflow_tracking_uri, record.mlflow_error) == (run_id, store_uri, None)
-    assert tracking.upload_run(run.path, store_uri, experiment=tmp_path.name) == run_id
-
-
-def test_uploading_no_run_or_to_no_store_says_so(make_run: MakeRun, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="is no run"):
-        tracking.upload_run(tmp_path, "sqlite:///x.db")
-    with pytest.raises(NotPossibleHereError, match=r"Nothing is lost: upload again later"):
-        tracking.upload_run(make_run().path, f"sqlite:///{tmp_path}/no/\0/mlflow.db")
 
 
 def test_every_rung_can_be_uploaded_before_it_is_known_how_it_ends(target: Target, make_run: MakeRun) -> None:

@@ -1,0 +1,71 @@
+"""What all verbs of the command line share: options, and how results and errors are shown."""
+
+from __future__ import annotations
+
+import errno
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from perfladder.errors import InputError, PerfladderError
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, and nothing else there.")]
+Out = Annotated[Path, typer.Option("--out", help="Folder that run directories are made in.")]
+TrackingUri = Annotated[
+    str | None, typer.Option("--tracking-uri", help="MLflow tracking URI; by default a SQLite store in --out.")
+]
+
+DEFAULT_OUT = Path("runs")
+
+
+def print_error(kind: str, message: str, exit_code: int) -> None:
+    """Print an error as JSON."""
+    print(json.dumps({"error": {"type": kind, "message": message, "exit_code": exit_code}}))
+
+
+@contextmanager
+def errors_shown(as_json: bool) -> Iterator[None]:
+    """Show an error of ours as one message, on stderr or as JSON, and end with its exit code."""
+    try:
+        yield
+    except PerfladderError as error:
+        if as_json:
+            print_error(type(error).__name__, str(error), error.exit_code)
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(error.exit_code) from None
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        message = f"{str(error.filename)[:60]}...: {error.strerror}."
+        if as_json:
+            print_error("InputError", message, InputError.exit_code)
+        print(f"error: {message}", file=sys.stderr)
+        raise typer.Exit(InputError.exit_code) from None
+
+
+def show(result: BaseModel, as_json: bool, render: Callable[[Any], str]) -> None:
+    """Print a result, as JSON or for people."""
+    if as_json:
+        print(result.model_dump_json(indent=1))
+    else:
+        print_markdown(render(result))
+
+
+def print_markdown(text: str) -> None:
+    """Print Markdown, rendered where a terminal shows it."""
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    console = Console(highlight=False)
+    if console.is_terminal:
+        console.print(Markdown(text))
+    else:
+        print(text)
