@@ -1,6 +1,6 @@
 """The report of a run: one model, built from the run directory, and Markdown views of it."""
 
-from perfladder.report.model import Report, build_report, find_run
+from perfladder.report.model import Report, build_report
 from perfladder.report.views import (
     render_capture,
     render_inspection,
@@ -14,7 +14,6 @@ from perfladder.report.views import (
 __all__ = [
     "Report",
     "build_report",
-    "find_run",
     "render_capture",
     "render_inspection",
     "render_markdown",

@@ -8,7 +8,6 @@ from typing import Literal, TypeVar
 import yaml
 from pydantic import Field
 
-from perfladder.errors import InputError
 from perfladder.findings import Finding, collect_findings, smallest_next_experiment
 from perfladder.ladder import RUNGS, load_results
 from perfladder.models import SCHEMA_VERSION, Model, ResultWarning
@@ -233,26 +232,6 @@ def _as_it_ended(record: RunRecord) -> RunRecord:
     missing = [rung.name for rung in RUNGS if rung.name not in {entry.name for entry in record.rungs}]
     error = f"its process ended without finishing; not climbed: {', '.join(missing) or 'nothing, but the report'}"
     return record.model_copy(update={"status": "interrupted", "error": error})
-
-
-def find_run(name: str, runs_dir: Path) -> Path:
-    """Find a run by its folder, its id, or `latest`.
-
-    Raises:
-        InputError: There is none.
-    """
-    if (Path(name) / "run.json").is_file():
-        return Path(name)
-    runs = sorted(runs_dir.glob("*/*/run.json"), key=lambda path: path.parent.name)
-    if name == "latest" and runs:
-        return runs[-1].parent
-    matching = [path.parent for path in runs if path.parent.name == name]
-    if matching:
-        return matching[0]
-    known = ", ".join(f"{path.parent}" for path in runs[-3:]) or f"none below {runs_dir}"
-    if Path(name).is_dir():
-        raise InputError(f"The folder {name} is no run: it has no run.json. Newest runs: {known}.")
-    raise InputError(f"There is no run {name!r}. Give its folder, its id or 'latest'. Newest runs: {known}.")
 
 
 def _done(results: dict[str, RungResult], kind: type[R]) -> R | None:
