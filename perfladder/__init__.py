@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from perfladder.capturing.api import StageBenchHarness as StageBenchHarness
     from perfladder.capturing.api import capture as capture
     from perfladder.capturing.types import register_capture_type as register_capture_type
+    from perfladder.comparing.runs import compare_runs as compare
     from perfladder.functional.profiler import ModuleFunctionKernelProfiler as ModuleFunctionKernelProfiler
     from perfladder.jit.api import patch_for_jit_tuning as patch_for_jit_tuning
     from perfladder.jit.config import jit_config as jit_config
@@ -122,6 +123,7 @@ __all__ = [
     "backend",
     "capture",
     "climb",
+    "compare",
     "config",
     "inspect",
     "jit_config",
@@ -144,6 +146,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name == "backend":
         return importlib.import_module("perfladder.backend")
+    if name == "compare":
+        return importlib.import_module("perfladder.comparing.runs").compare_runs
     if name in _LAZY:
         return getattr(importlib.import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'perfladder' has no attribute {name!r}")

@@ -191,7 +191,7 @@ def compare(
     ] = None,
     changes: Set = None,
     pairs: Annotated[
-        int | None, typer.Option("--pairs", min=1, help="Runs of each side in turns, in each process (20).")
+        int | None, typer.Option("--pairs", min=1, help="Runs of each side in turns, in each process (10).")
     ] = None,
     check_noise: Annotated[
         bool,

@@ -22,10 +22,15 @@ _ABSENT = object()
 def list_differences(baseline: Mapping[str, Any], candidate: Mapping[str, Any]) -> list[Difference]:
     """Fields that differ, dotted; a list is one field unless it holds mappings."""
     one, other = dict(_leaves(baseline)), dict(_leaves(candidate))
+    names = [name for name in {**one, **other} if one.get(name, _ABSENT) != other.get(name, _ABSENT)]
+    # Where one side has a mapping and the other none, those of its fields tell it that hold something.
+    inner = {name for name in names if any(name[:end] in names for end, sign in enumerate(name) if sign == ".")}
+    heads = {name[:end] for name in inner for end, sign in enumerate(name) if sign == "."}
+    empty = {name for name in inner if one.get(name) is None and other.get(name) is None}
     return [
         Difference(field=name, baseline=one.get(name), candidate=other.get(name))
-        for name in dict.fromkeys([*one, *other])
-        if one.get(name, _ABSENT) != other.get(name, _ABSENT)
+        for name in names
+        if name not in heads | empty
     ]
 
 

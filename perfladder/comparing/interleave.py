@@ -13,7 +13,7 @@ from typing import Any, Final
 from perfladder.comparing.differences import require_same_work
 from perfladder.comparing.judge import Judge
 from perfladder.comparing.model import RunComparison, Where
-from perfladder.comparing.runs import MIN_EFFECT, check_min_effect, compare_sides
+from perfladder.comparing.runs import LAUNCHES, MIN_EFFECT, check_min_effect, compare_sides
 from perfladder.comparing.sides import MeasuredSide
 from perfladder.comparing.turns import (
     CollectRequest,
@@ -26,14 +26,17 @@ from perfladder.comparing.turns import (
 from perfladder.comparing.worktrees import Checkout, commits_checked_out
 from perfladder.device_lock import device_lock
 from perfladder.errors import InputError, NotPossibleHereError, PerfladderError
+from perfladder.launch_pairs import MIN_LAUNCH_PAIRS, launch_noise_floor
 from perfladder.progress import Progress
 from perfladder.session import Request, Result, Session
-from perfladder.stats import MIN_PAIRS, noise_floor
+from perfladder.stats import MIN_PAIRS
 from perfladder.target import LoadedInfo, LoadRequest, load
 from perfladder.timing.results import StagesResult
 from perfladder.workload import Workload, WorkloadFile
 
-PAIRS: Final = 20
+PAIRS: Final = 10
+"""Runs of each side in each process."""
+
 _WHERE: Final[tuple[Where, Where]] = ("baseline", "candidate")
 _SHORT_RUN_MS: Final = 100.0
 """Of a shorter run, what the other side left in caches and clocks is a part that shows: one that is not counted goes
@@ -127,8 +130,9 @@ def compare_interleaved(
     Args:
         baseline: The version to compare with.
         candidate: The other one.
-        pairs: Runs of each side in each process; scenarios have as many each. Processes are as many as `launches` says.
-        check_noise: Measure the baseline against itself first, in two processes: no smaller change is believed then.
+        pairs: Runs of each side in each process; scenarios have as many each. Of processes there are as many as the
+            workload's `launches` says, by default 6 a side.
+        check_noise: Measure the baseline against itself first: no smaller change is believed then.
         min_effect: Relative change below which none counts.
         tell: Receives lines of progress.
         on_progress: Receives how many pairs are done.
@@ -139,7 +143,7 @@ def compare_interleaved(
         WorkloadError: A side failed.
         NotPossibleHereError: A workload has several ranks, or a commit cannot be checked out.
     """
-    _check(baseline, candidate, pairs, min_effect)
+    _check(baseline, candidate, pairs, min_effect, check_noise=check_noise)
     with contextlib.ExitStack() as stack:
         places = [
             _Place(where, version, stack.enter_context(_checked_out(version)))
@@ -154,7 +158,7 @@ def compare_interleaved(
     return comparison.model_copy(update={"measured": measured})
 
 
-def _check(baseline: Version, candidate: Version, pairs: int, min_effect: float) -> None:
+def _check(baseline: Version, candidate: Version, pairs: int, min_effect: float, *, check_noise: bool) -> None:
     check_min_effect(min_effect)
     require_same_work(baseline.file.workload, candidate.file.workload)
     workloads = baseline.file.workload, candidate.file.workload
@@ -162,8 +166,10 @@ def _check(baseline: Version, candidate: Version, pairs: int, min_effect: float)
         raise NotPossibleHereError(
             "nproc: two jobs of several ranks cannot take turns; compare their runs, each with --set launches=5."
         )
+    if check_noise and _num_launches(workloads) < MIN_LAUNCH_PAIRS:
+        raise InputError(f"--check-noise needs launches to be {MIN_LAUNCH_PAIRS} or more; processes differ too.")
     if pairs * _num_launches(workloads) < MIN_PAIRS:
-        raise InputError(f"pairs is {pairs}; a verdict needs at least {MIN_PAIRS} pairs of runs, better {PAIRS}.")
+        raise InputError(f"pairs is {pairs}; a verdict needs at least {MIN_PAIRS} pairs of runs in all.")
 
 
 @contextlib.contextmanager
@@ -175,11 +181,11 @@ def _checked_out(version: Version) -> Iterator[Checkout | None]:
         yield checkout
 
 
-def _measure_floor(place: _Place, plan: _Plan) -> float | None:
-    """How far the baseline is from itself in two processes."""
+def _measure_floor(place: _Place, plan: _Plan) -> float:
+    """How far the baseline is from itself."""
     plan.tell("the baseline against itself: how large is the noise?")
     first, second = _measure([place, place], plan)
-    return noise_floor(first.stages.default.wall_ms, second.stages.default.wall_ms)
+    return launch_noise_floor(first.stages.default.wall_ms, second.stages.default.wall_ms)
 
 
 def _measure(places: list[_Place], plan: _Plan) -> list[MeasuredSide]:
@@ -189,7 +195,7 @@ def _measure(places: list[_Place], plan: _Plan) -> list[MeasuredSide]:
     infos: list[LoadedInfo] = []
     for number in range(count):
         launched = f", launch {number + 1} of {count}" if count > 1 else ""
-        infos, results = _measure_once(places, plan, launched, starts_with=number % 2)
+        infos, results = _measure_once(places, plan, launched, is_reversed=number % 2 == 1)
         for side, result in zip(found, results, strict=True):
             side.append(result)
     return [
@@ -199,45 +205,46 @@ def _measure(places: list[_Place], plan: _Plan) -> list[MeasuredSide]:
 
 
 def _measure_once(
-    places: list[_Place], plan: _Plan, launched: str, *, starts_with: int
+    places: list[_Place], plan: _Plan, launched: str, *, is_reversed: bool
 ) -> tuple[list[LoadedInfo], list[StagesResult]]:
-    """One process a side, loaded at once and measured in turns."""
+    """One process a side, both loaded and measured in turns; `is_reversed`: the candidate is loaded first."""
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
     with contextlib.ExitStack() as stack:
         sides = []
-        for place in places:
+        for place in reversed(places) if is_reversed else places:
             plan.tell(f"loading the {place.where}{launched}")
             log_path = plan.logs / f"{place.where}.log"
             session = Session(place.file, log_path=log_path, environment=None, folder=place.folder)
             sides.append(_Running(place, stack.enter_context(session)))
         for name in sorted({name for side in sides for name in side.info.lock_names}):
             stack.enter_context(device_lock(name, tell=plan.tell))
-        _take_turns(sides, plan, launched, starts_with)
+        _take_turns(sides, plan, launched)
         results = [side.call(collect, CollectRequest()) for side in sides]
-    return [side.info for side in sides], [r.model_copy(update={"started_at": started_at}) for r in results]
+    results = [result.model_copy(update={"started_at": started_at}) for result in results]
+    infos = [side.info for side in sides]
+    return (infos[::-1], results[::-1]) if is_reversed else (infos, results)
 
 
-def _take_turns(sides: list[_Running], plan: _Plan, launched: str, starts_with: int) -> None:
+def _take_turns(sides: list[_Running], plan: _Plan, launched: str) -> None:
     """Warm both sides up in turns, then measure pairs in the order A B B A, scenario by scenario."""
     plan.tell(f"warming up{launched}")
     prepared = [side.call(prepare, side.place.request) for side in sides]
     num_settling = int(max(one.run_ms for one in prepared) < _SHORT_RUN_MS)
-    workload = sides[0].place.version.file.workload
-    scenarios = [None, *workload.scenario_names]
+    workloads = [side.place.version.file.workload for side in sides]
+    scenarios = [None, *workloads[0].scenario_names]
     for scenario in scenarios:
-        warmup = TurnRequest(scenario=scenario, is_counted=False)
-        for _ in range(max(1, *(side.place.version.file.workload.warmup_runs for side in sides))):
+        for _ in range(max(1, *(workload.warmup_runs for workload in workloads))):
             for side in sides:
-                side.call(take_turn, warmup)
+                side.call(take_turn, TurnRequest(scenario=scenario, is_counted=False))
     plan.tell(f"measuring in turns{launched}")
-    for place, scenario in enumerate(scenarios):
-        turn = TurnRequest(scenario=scenario, num_settling=num_settling)
-        for number in range(plan.pairs):
-            done = place * plan.pairs + number
-            plan.on_progress(Progress(label=f"pairs{launched}", num_done=done, num_total=len(scenarios) * plan.pairs))
-            for side in sides if (number + starts_with) % 2 == 0 else reversed(sides):
-                side.call(take_turn, turn)
+    num_total = len(scenarios) * plan.pairs
+    for number in range(num_total):
+        plan.on_progress(Progress(label=f"pairs{launched}", num_done=number, num_total=num_total))
+        turn = TurnRequest(scenario=scenarios[number // plan.pairs], num_settling=num_settling)
+        for side in sides if number % 2 == 0 else reversed(sides):
+            side.call(take_turn, turn)
 
 
 def _num_launches(workloads: Sequence[Workload]) -> int:
-    return max(workload.launches or 1 for workload in workloads)
+    asked = [workload.launches for workload in workloads if workload.launches is not None]
+    return max(asked, default=LAUNCHES)

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Final, Literal
 
-import numpy as np
-
 from perfladder.comparing.model import Change, Verdict
-from perfladder.stats import MIN_LAUNCHES, Comparison, Samples, compare_samples, typical_ratio
+from perfladder.launch_pairs import compare_launch_pairs
+from perfladder.stats import MIN_LAUNCHES, Comparison, Samples, compare_samples
 
 WIDEST_SAME: Final = 0.05
 """An interval that reaches further from 1 is too wide to call two sides the same, unless `min_effect` is larger."""
@@ -37,13 +36,7 @@ class Judge:
         found = self._obstacle(baseline, candidate)
         comparison = None
         if found is None:
-            comparison = compare_samples(
-                baseline,
-                candidate,
-                interleaved=self.interleaved,
-                min_effect=self.min_effect,
-                aa_noise_floor=self.aa_noise_floor,
-            )
+            comparison = self._compare(baseline, candidate)
         verdict, reason, same_within = self._verdict(comparison, baseline, candidate, found)
         plain_ratio = values[0] / values[1] if min(values) > 0 else None
         return Change(
@@ -57,6 +50,19 @@ class Judge:
             same_within=same_within,
             reason=reason,
             comparison=comparison,
+        )
+
+    def _compare(self, baseline: Samples, candidate: Samples) -> Comparison:
+        if self.interleaved:
+            return compare_launch_pairs(
+                baseline, candidate, min_effect=self.min_effect, aa_noise_floor=self.aa_noise_floor
+            )
+        return compare_samples(
+            baseline,
+            candidate,
+            interleaved=False,
+            min_effect=self.min_effect,
+            aa_noise_floor=self.aa_noise_floor,
         )
 
     def _obstacle(self, baseline: Samples, candidate: Samples) -> str | None:
@@ -77,9 +83,6 @@ class Judge:
         if interval is None:
             return "undecided", self._too_few(baseline, candidate) or comparison.reason, None
         if comparison.verdict in ("faster", "slower"):
-            disagreement = self._disagreement(baseline, candidate)
-            if disagreement is not None:
-                return "undecided", f"{comparison.reason} But {disagreement}", None
             return ("faster" if comparison.verdict == "faster" else "slower"), comparison.reason, None
         furthest = max(interval.high, 1 / interval.low) - 1
         if comparison.verdict == "no_difference" and furthest <= max(WIDEST_SAME, self.min_effect):
@@ -98,17 +101,6 @@ class Judge:
             f"Two runs after each other are compared by process launch: there are {counts[0]} and {counts[1]}, and a "
             f"verdict needs at least {MIN_LAUNCHES} a side."
         )
-
-    def _disagreement(self, baseline: Samples, candidate: Samples) -> str | None:
-        """Whether interleaved pairs of some processes point the other way: then it is these, and not the change."""
-        if not self.interleaved or len(baseline.launches) < 2:
-            return None
-        pairs = zip(baseline.launches, candidate.launches, strict=True)
-        speedups = [float(typical_ratio(np.array(one), np.array(other))) for one, other in pairs]
-        if min(speedups) > 1 or max(speedups) < 1:
-            return None
-        listed = ", ".join(f"{speedup:.3f}" for speedup in speedups)
-        return f"process launches disagree: {listed}."
 
 
 def _lower_first(text: str) -> str:

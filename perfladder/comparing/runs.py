@@ -22,11 +22,15 @@ from perfladder.comparing.profiled import (
 )
 from perfladder.comparing.sides import MeasuredSide, read_side
 from perfladder.errors import InputError
-from perfladder.stats import MIN_LAUNCHES, MIN_PAIRS, Samples
+from perfladder.stats import MIN_LAUNCHES, Samples
 from perfladder.timing.results import ScenarioTiming, StagesResult, StageTiming
 
 MIN_EFFECT: Final = 0.02
 """Relative change below which none counts, unless another one is asked for."""
+
+LAUNCHES: Final = 6
+"""Pairs of processes of an interleaved comparison, unless the workload's `launches` says otherwise: an even number, so
+that each side is loaded first as often as the other."""
 
 OUTSIDE: Final = "(outside every stage)"
 
@@ -213,16 +217,12 @@ def _p95(values: list[float]) -> float:
 def _next_step(metric: Change, judge: Judge) -> str | None:
     if metric.verdict != "undecided":
         return None
-    if (
-        metric.interval is None
-        and judge.interleaved
-        and (metric.comparison is None or metric.comparison.unit == "runs")
-    ):
-        return f"Measure at least {MIN_PAIRS} pairs (--pairs)."
-    if metric.interval is None and metric.comparison is not None:
+    if metric.interval is None and judge.interleaved:
+        return f"Measure in more processes: --set launches={LAUNCHES}."
+    if metric.interval is None:
         return (
             f"Run both sides with --set launches={MIN_LAUNCHES}, or measure them in turns: perfladder compare WORKLOAD "
             "--interleave, with --baseline-commit or --baseline-set."
         )
-    how = "more --pairs" if judge.interleaved else "more launches, or compare with --interleave"
+    how = "--set launches, --pairs" if judge.interleaved else "more launches, or --interleave"
     return f"Measure more ({how}) on a machine that does nothing else."
