@@ -17,6 +17,7 @@ from typer.main import get_command
 import perfladder
 from perfladder import backend, errors, workload
 from perfladder.cli import app
+from perfladder.comparing.model import Change, RunComparison, Verdict
 from perfladder.errors import PerfladderError
 from perfladder.findings import POLICY, Kind
 from perfladder.ladder import RUNGS, climb
@@ -196,6 +197,20 @@ def test_the_guide_to_tuning_has_all_settings_options_and_backends():
         assert fields <= set(re.findall(r"`(\w+)`", rows[name][2])), name
     for strategy in get_args(StrategyName):
         assert f"`{strategy}`" in guide.read_text()
+
+
+def test_the_guide_to_comparing_has_all_options_verdicts_and_fields():
+    guide = (ROOT / "docs" / "compare.md").read_text()
+    flags = {flag for parameter in get_command(app).commands["compare"].params for flag in parameter.opts}
+    section = guide.split("## The command", 1)[1].split("## What may be compared", 1)[0]
+    assert set(re.findall(r"`(--[a-z-]+)", section)) == {flag for flag in flags if flag.startswith("--")}
+    verdicts = {name for row in table_rows(ROOT / "docs" / "compare.md") for name in re.split(r"`, `", row[0])}
+    assert set(get_args(Verdict)) <= verdicts
+    named = set(re.findall(r"`([a-z_]+)(?:\[\])?`", guide))
+    assert set(Change.model_fields) <= named
+    untold = {"schema_version", "perfladder_version", "created_at", "workload", "method", "min_effect", "protocol"}
+    untold |= {"aa_noise_floor", "metric_name"}
+    assert set(RunComparison.model_fields) - untold <= named
 
 
 def backends_with_options() -> dict[str, set[str]]:
