@@ -27,6 +27,7 @@ from perfladder.comparing.worktrees import Checkout, commits_checked_out
 from perfladder.device_lock import device_lock
 from perfladder.errors import InputError, NotPossibleHereError, PerfladderError
 from perfladder.launch_pairs import MIN_LAUNCH_PAIRS, launch_noise_floor
+from perfladder.models import ResultWarning
 from perfladder.progress import Progress
 from perfladder.session import Request, Result, Session
 from perfladder.stats import MIN_PAIRS
@@ -152,10 +153,10 @@ def compare_interleaved(
         logs = log_folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="perfladder-")))
         plan = _Plan(pairs, logs, tell, on_progress)
         floor = _measure_floor(places[0], plan) if check_noise else None
-        sides = _measure(places, plan)
+        sides, failures = _measure(places, plan)
     comparison = compare_sides(sides[0], sides[1], Judge(interleaved=True, min_effect=min_effect, aa_noise_floor=floor))
     measured = {where: side.stages for where, side in zip(_WHERE, sides, strict=True)}
-    return comparison.model_copy(update={"measured": measured})
+    return comparison.model_copy(update={"measured": measured, "warnings": [*failures, *comparison.warnings]})
 
 
 def _check(baseline: Version, candidate: Version, pairs: int, min_effect: float, *, check_noise: bool) -> None:
@@ -184,24 +185,33 @@ def _checked_out(version: Version) -> Iterator[Checkout | None]:
 def _measure_floor(place: _Place, plan: _Plan) -> float:
     """How far the baseline is from itself."""
     plan.tell("the baseline against itself: how large is the noise?")
-    first, second = _measure([place, place], plan)
+    (first, second), _ = _measure([place, place], plan)
     return launch_noise_floor(first.stages.default.wall_ms, second.stages.default.wall_ms)
 
 
-def _measure(places: list[_Place], plan: _Plan) -> list[MeasuredSide]:
-    """Both sides, in as many pairs of processes as the workloads' `launches` say."""
+def _measure(places: list[_Place], plan: _Plan) -> tuple[list[MeasuredSide], list[ResultWarning]]:
+    """Both sides, in as many pairs of processes as the workloads' `launches` say; those after the first may fail."""
     count = _num_launches([place.version.file.workload for place in places])
     found: tuple[list[StagesResult], list[StagesResult]] = ([], [])
     infos: list[LoadedInfo] = []
+    failures: list[ResultWarning] = []
     for number in range(count):
         launched = f", launch {number + 1} of {count}" if count > 1 else ""
-        infos, results = _measure_once(places, plan, launched, is_reversed=number % 2 == 1)
+        try:
+            infos, results = _measure_once(places, plan, launched, is_reversed=number % 2 == 1)
+        except PerfladderError as error:
+            if not infos:
+                raise
+            message = f"Launch {number + 1} of {count} gave no samples: {error}"
+            failures.append(ResultWarning(code="LAUNCH_FAILED", message=message))
+            continue
         for side, result in zip(found, results, strict=True):
             side.append(result)
-    return [
+    sides = [
         MeasuredSide(label=place.version.label, workload=place.version.file.workload, info=info, all_stages=side)
         for place, info, side in zip(places, infos, found, strict=True)
     ]
+    return sides, failures
 
 
 def _measure_once(

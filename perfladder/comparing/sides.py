@@ -94,8 +94,9 @@ def read_side(paths: Sequence[Path], label: str) -> MeasuredSide:
                 f"{label}: runs of one side must be of one version, but {first.paths[0]} and {other.paths[0]} differ: "
                 f"{named}. Compare them with each other instead."
             )
+    run_id = first.records[0].run_id
     return MeasuredSide(
-        label=label,
+        label=label if len(runs) > 1 or run_id in label else f"{label} ({run_id})",
         workload=first.workload,
         info=first.info,
         all_stages=[stages for run in runs for stages in run.all_stages],

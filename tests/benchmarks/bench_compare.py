@@ -14,11 +14,12 @@ import argparse
 import tempfile
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Final
 
 from perfladder.comparing.interleave import Version, compare_interleaved
 from perfladder.comparing.judge import Judge
-from perfladder.comparing.model import RunComparison
+from perfladder.comparing.model import RunComparison, Where
+from perfladder.stats import compare_samples
 from perfladder.workload import WorkloadFile, parse_workload
 
 SOURCE = """
@@ -36,6 +37,7 @@ def build():
 """
 SLOWDOWN = 1.05
 EFFECTS = (0.0, 0.02)
+WHERE: Final[tuple[Where, Where]] = ("baseline", "candidate")
 
 
 def main() -> None:
@@ -51,21 +53,28 @@ def main() -> None:
         layers = {"same": arguments.layers, "slower": round(arguments.layers * SLOWDOWN)}
         files = {kind: _write(Path(scratch) / kind, count, arguments.launches) for kind, count in layers.items()}
         for kind in [arguments.only] if arguments.only else list(files):
-            told: dict[float, Counter[str]] = {effect: Counter() for effect in EFFECTS}
+            told: dict[str, Counter[str]] = {}
             for number in range(arguments.trials):
                 comparison = compare_interleaved(
                     Version(files["same"], "baseline"), Version(files[kind], kind), pairs=arguments.pairs
                 )
-                for effect in EFFECTS:
-                    told[effect][_judged(comparison, effect)] += 1
+                for way, verdict in _judged(comparison).items():
+                    told.setdefault(way, Counter())[verdict] += 1
                 print(number, round(comparison.metric.speedup or 0, 4), comparison.metric.interval, flush=True)
-            for effect, counts in told.items():
-                print(f"{kind}, min effect {effect:.0%}: {dict(counts)}", flush=True)
+            for way, counts in told.items():
+                print(f"{kind}, {way}: {dict(counts)}", flush=True)
 
 
-def _judged(comparison: RunComparison, effect: float) -> str:
-    sides: list[Any] = [comparison.measured[where].default.wall_ms for where in ("baseline", "candidate")]
-    return Judge(interleaved=True, min_effect=effect).change("wall", sides[0], sides[1]).verdict
+def _judged(comparison: RunComparison) -> dict[str, str]:
+    """The verdict with the pair of processes as the unit, as it counts, and with the pair of runs."""
+    sides = [comparison.measured[where].default.wall_ms for where in WHERE]
+    found = {}
+    for effect in EFFECTS:
+        by_launch = Judge(interleaved=True, min_effect=effect).change("wall", sides[0], sides[1])
+        by_run = compare_samples(sides[0], sides[1], interleaved=True, min_effect=effect)
+        found[f"processes, min effect {effect:.0%}"] = by_launch.verdict
+        found[f"runs, min effect {effect:.0%}"] = by_run.verdict
+    return found
 
 
 def _write(folder: Path, layers: int, launches: int) -> WorkloadFile:
