@@ -32,7 +32,8 @@ def find_anywhere(name: str, tracking_uri: str | None, variables: Mapping[str, s
         NotPossibleHereError: MLflow cannot be asked.
     """
     if name.startswith(("mlflow:", "tag:")):
-        return [find_in_mlflow(name, tracking_uri, variables, runs_dir)]
+        names = re.split(r",(?=mlflow:|tag:)", name)
+        return [find_in_mlflow(one, tracking_uri, variables, runs_dir) for one in names]
     return find_runs(name, runs_dir)
 
 

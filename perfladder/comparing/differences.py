@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _SHOWN = 6
 _CLOCK_CHANGE = 0.05
+_OF_THE_MACHINE = ("MACHINE_BUSY", "DEVICE_SHARED", "DEVICE_MEMORY_LOW", "DEVICE_THROTTLED")
 _ABSENT = object()
 
 
@@ -72,9 +73,15 @@ def comparison_warnings(
     own = [
         warning.model_copy(update={"message": f"{where}: {warning.message}"})
         for where, side in (("baseline", baseline), ("candidate", candidate))
-        for warning in side.stages.warnings
+        for warning in _once(side.stages.warnings)
     ]
     return [*(warning for warning in found if warning is not None), *own]
+
+
+def _once(warnings: list[ResultWarning]) -> list[ResultWarning]:
+    """What is said of the machine in each launch is told once."""
+    told = {(w.code, "" if w.code in _OF_THE_MACHINE else w.message): w for w in reversed(warnings)}
+    return [warning for warning in warnings if warning in told.values()]
 
 
 def _warning(*, code: str, message: str | None) -> ResultWarning | None:

@@ -20,6 +20,9 @@ from perfladder.find_runs import find_runs
 
 PIPE = """
     import time, torch
+    from pathlib import Path
+
+    LOADS = Path("LOADS_FILE")
 
     class Part(torch.nn.Module):
         def __init__(self, ms):
@@ -38,6 +41,9 @@ PIPE = """
             return self.decoder(self.encoder(torch.ones(1, 4)))
 
     def build():
+        LOADS.open("a").write("x")
+        if DECODER_MS == 16 and len(LOADS.read_text()) == 7:
+            raise OSError("not a fourth time")
         return Pipe()
 """
 WORKLOAD = {"name": "turns", "target": "pipe.py:build", "device": "cpu", "warmup_runs": 1, "timeout_s": 60}
@@ -51,7 +57,11 @@ def git(folder, *arguments):
 
 def write(folder, decoder_ms, **fields):
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "pipe.py").write_text(textwrap.dedent(PIPE).replace("DECODER_MS", str(decoder_ms)))
+    (folder / "pipe.py").write_text(
+        textwrap.dedent(PIPE)
+        .replace("DECODER_MS", str(decoder_ms))
+        .replace("LOADS_FILE", str(folder.parents[1] / "loads"))
+    )
     (folder / "work.yaml").write_text(json.dumps({**WORKLOAD, **fields}))
     return folder / "work.yaml"
 
@@ -93,7 +103,7 @@ class Command:
 
 
 @pytest.mark.slow
-def test_two_commits_take_turns_and_the_slower_one_is_told(repository, tmp_path):
+def test_two_commits_take_turns_and_the_slower_one_is_told_though_the_last_launch_fails(repository, tmp_path):
     before = git(repository, "status", "--porcelain"), (repository / "work" / "pipe.py").read_text()
     options = [
         "--interleave",
@@ -104,7 +114,7 @@ def test_two_commits_take_turns_and_the_slower_one_is_told(repository, tmp_path)
         "--fail-if-slower",
         "--json",
     ]
-    more = ["--set", "launches=3", "--pairs", "4", "--to", str(tmp_path / "to")]
+    more = ["--set", "launches=4", "--pairs", "4", "--to", str(tmp_path / "to")]
     code, out = Command(tmp_path, str(repository / "work" / "work.yaml"), *options, *more).end()
     assert code == 1, out
     found = RunComparison.model_validate_json(out)
@@ -115,6 +125,7 @@ def test_two_commits_take_turns_and_the_slower_one_is_told(repository, tmp_path)
     sides = [getattr(found, side) for side in ("baseline", "candidate")]
     assert [side.commit for side in sides] == [git(repository, "rev-parse", name) for name in ("HEAD~1", "HEAD")]
     assert [(side.num_launches, side.num_runs, side.is_dirty) for side in sides] == [(3, 12, False)] * 2
+    assert [w.message for w in found.warnings if w.code == "LAUNCH_FAILED" and "not a fourth time" in w.message]
     measured = found.measured["candidate"].default
     assert [len(launch) for launch in measured.wall_ms.launches] == [4, 4, 4]
     assert max(measured.wall_ms.values) < 400, "the version that is not committed was measured"

@@ -39,6 +39,7 @@ def test_a_run_is_found_by_its_mlflow_id_that_of_a_rung_and_a_tag(
     names = [f"mlflow:{uploaded.record.mlflow_run_id}", f"mlflow:{nested[0].info.run_id}"]
     names.append(f"tag:perfladder.run_id={run_id}")
     assert [find(name) for name in names] == [uploaded.path] * 3
+    assert find_anywhere(",".join(names), store_uri, {}, uploaded.path.parent.parent) == [uploaded.path] * 3
     assert find_anywhere(run_id, store_uri, {}, uploaded.path.parent.parent) == [uploaded.path]
 
 
