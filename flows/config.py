@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from perfladder.comparing.runs import MIN_EFFECT
-from perfladder.ladder import RUNGS
+from perfladder.ladder import LAST_RUNG
 from perfladder.models import Model
 from perfladder.workload import Workload
 
@@ -17,7 +17,7 @@ class ProfilePipelineConfig(Model):
     base_dir: str | None = Field(default=None, description="Where the relative paths of a `Workload` start.")
     source: str | None = Field(default=None, description="What to call the workload's origin in the record.")
     runs_dir: str = "runs"
-    until: str = Field(default=RUNGS[-1].name, description="The last rung to climb.")
+    until: str = Field(default=LAST_RUNG, description="The last rung to climb.")
     tracking_uri: str | None = Field(
         default=None, description="MLflow's address; by default SQLite in the runs folder."
     )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from perfladder import backend as backend
+    from perfladder import kernels as kernels
     from perfladder.capturing.api import StageBenchHarness as StageBenchHarness
     from perfladder.capturing.api import capture as capture
     from perfladder.capturing.types import register_capture_type as register_capture_type
@@ -127,6 +128,7 @@ __all__ = [
     "config",
     "inspect",
     "jit_config",
+    "kernels",
     "load",
     "load_workload",
     "patch_for_jit_tuning",
@@ -144,8 +146,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "backend":
-        return importlib.import_module("perfladder.backend")
+    if name in ("backend", "kernels"):
+        return importlib.import_module(f"perfladder.{name}")
     if name == "compare":
         return importlib.import_module("perfladder.comparing.runs").compare_runs
     if name in _LAZY:

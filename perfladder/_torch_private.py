@@ -423,3 +423,30 @@ def load_package(path: str, device: torch.device) -> Callable[[list[torch.Tensor
         return lambda tensors: model(*tensors)
     loaded: Callable[[list[torch.Tensor]], Any] = run
     return loaded
+
+
+def record_operators(function: Callable[..., Any], tensors: list[torch.Tensor]) -> Callable[..., Any]:
+    """Run a function of tensors, and return what runs the same operators again on tensors of the same form."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    graph = make_fx(function)(*tensors)
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+    recorded: Callable[..., Any] = graph.forward
+    return recorded
+
+
+def sdpa_math_operator() -> Callable[..., Any] | None:
+    """Return attention as matrix products, as one operator; None if this torch has none of that name."""
+    packet = getattr(torch.ops.aten, "_scaled_dot_product_attention_math", None)
+    return getattr(packet, "default", None)
+
+
+def _is_autocast_enabled_somewhere() -> bool:
+    return any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda"))
+
+
+is_any_autocast_enabled: Callable[[], bool] = getattr(
+    torch._C, "_is_any_autocast_enabled", _is_autocast_enabled_somewhere
+)
+"""Whether autocast is on for some kind of device; the private call costs a fifth of one public call (0.2 us)."""

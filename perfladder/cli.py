@@ -39,7 +39,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on s
 Out = Annotated[Path, typer.Option("--out", help="Folder that run directories are made in.")]
 Plain = Annotated[bool, typer.Option("--plain", help="Run directory only: no Prefect server, no MLflow store.")]
 Until = Annotated[
-    str, typer.Option("--until", help="Last rung to climb: stages, capture, regions, harness or kernels.")
+    str, typer.Option("--until", help="Last rung to climb: stages, capture, regions, harness, kernels or ncu.")
 ]
 TrackingUri = Annotated[
     str | None, typer.Option("--tracking-uri", help="MLflow tracking URI; by default a SQLite store in --out.")
@@ -329,6 +329,89 @@ def replay(
         harness = StageBenchHarness(folder, workload=file, factory=factory)
         result = harness.run(repeats=repeats, synthetic=synthetic, tell=tell)
     _show(result, as_json, render_replay)
+
+
+@app.command()
+def kernels(
+    folder: Annotated[Path, typer.Argument(metavar="CAPTURE", help="Folder of a capture.")],
+    export: Annotated[str, typer.Option("--export", help="Function to export, as in linear, conv2d, Tensor.matmul.")],
+    to: Annotated[Path, typer.Option("--to", help="Folder that it goes to; it must not hold anything yet.")],
+    as_json: Json = False,
+    workload: Annotated[
+        str | None, typer.Option("--workload", help="The workload that was captured: a file, or a built-in.")
+    ] = None,
+    factory: Annotated[
+        str | None, typer.Option("--factory", help="Instead of it: module:function that returns the stage alone.")
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Forms of call at most, the most frequent first.")] = 8,
+    changes: Set = None,
+) -> None:
+    """Write one function's real inputs, what is right for them, and a script that checks and times another kernel."""
+    with _errors(as_json), show_lines() as (tell, _):
+        from perfladder.capturing.api import StageBenchHarness
+        from perfladder.report import render_export
+
+        file = _load(workload, changes or []) if workload else None
+        harness = StageBenchHarness(folder, workload=file, factory=factory)
+        result = harness.export(export, to, limit=limit, tell=tell)
+    _show(result, as_json, render_export)
+
+
+@app.command()
+def ncu(
+    folder: Annotated[
+        Path, typer.Argument(metavar="CAPTURE", help="Folder of a capture; in a run's folder it becomes its rung 5.")
+    ],
+    as_json: Json = False,
+    kernel: Annotated[
+        str | None,
+        typer.Option("--kernel", help="Name as in rung 4, or the function's alone; by default rung 4's heaviest."),
+    ] = None,
+    workload: Annotated[
+        str | None, typer.Option("--workload", help="The workload that was captured: a file, or a built-in.")
+    ] = None,
+    factory: Annotated[
+        str | None, typer.Option("--factory", help="Instead of it: module:function that returns the stage alone.")
+    ] = None,
+    call: Annotated[int | None, typer.Option("--call", help="Which captured call; by default rung 4's.")] = None,
+    launch_skip: Annotated[
+        int | None, typer.Option("--launch-skip", min=0, help="Launches of that function in the call to leave out.")
+    ] = None,
+    launch_count: Annotated[int, typer.Option("--launch-count", min=1, max=20, help="How many to profile.")] = 1,
+    sections: Annotated[
+        list[str] | None, typer.Option("--section", help="Section of ncu (repeatable) in place of the usual ones.")
+    ] = None,
+    clock_control: Annotated[
+        str, typer.Option("--clock-control", help="none, or base: lock the clocks to the base clock.")
+    ] = "none",
+    cache_control: Annotated[
+        str, typer.Option("--cache-control", help="all: empty caches before each pass; or none.")
+    ] = "all",
+    limit_s: Annotated[float, typer.Option("--limit-s", min=1, help="After so long ncu is ended.")] = 600.0,
+    to: Annotated[Path | None, typer.Option("--to", help="Folder for report and result.")] = None,
+    changes: Set = None,
+) -> None:
+    """Look at one kernel of a captured stage with Nsight Compute: what limits it, and what that rests on."""
+    with _errors(as_json), show_lines() as (tell, _):
+        from perfladder.nsight.api import profile_capture
+        from perfladder.report import render_ncu
+
+        options: dict[str, object] = {"launch_count": launch_count, "clock_control": clock_control}
+        options |= {"cache_control": cache_control, **({"sections": sections} if sections else {})}
+        result = profile_capture(
+            folder,
+            workload=_load(workload, changes or []) if workload else None,
+            factory=factory,
+            kernel=kernel,
+            call=call,
+            launch_skip=launch_skip,
+            to=to,
+            limit_s=limit_s,
+            options=options,
+            tell=tell,
+        )
+    _show(result, as_json, render_ncu)
+    raise typer.Exit(0 if result.status == "done" else NotPossibleHereError.exit_code)
 
 
 @app.command()

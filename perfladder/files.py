@@ -45,6 +45,25 @@ def flush_to_disk(path: Path) -> None:
         os.close(descriptor)
 
 
+def make_empty_folder(path: Path) -> None:
+    """Make the folder now, so that one that cannot be written to is found before anything runs.
+
+    Raises:
+        InputError: It cannot be made or written to, or it holds something.
+    """
+    try:
+        is_there = path.exists() and not (path.is_dir() and not any(path.iterdir()))
+        if not is_there:
+            path.mkdir(parents=True, exist_ok=True)
+            probe = path / ".probe"
+            probe.touch()
+            probe.unlink()
+    except OSError as error:
+        raise InputError(f"folder: {path} cannot be written to: {error.strerror}. Name another one.") from error
+    if is_there:
+        raise InputError(f"folder: {path} is there already. Name one that is not, or is empty.")
+
+
 def check_free_disk(folder: Path, num_bytes: int) -> None:
     """Find out before writing whether a folder's disk has room.
 

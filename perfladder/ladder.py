@@ -34,7 +34,10 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Rung:
-    """One entry of the ladder. `number` is the rung as users count it; capture is the first half of rung 3."""
+    """One entry of the ladder. `number` is the rung as users count it; capture is the first half of rung 3.
+
+    An optional rung is climbed only where `until` names it.
+    """
 
     number: int
     name: str
@@ -42,6 +45,7 @@ class Rung:
     question: str
     cost: str
     runs_on_ranks: bool = False
+    is_optional: bool = False
 
     @property
     def module(self) -> Any:
@@ -69,7 +73,10 @@ RUNGS = (
     ),
     Rung(3, "harness", "HarnessResult", "Does that stage, alone, behave as in the pipeline?", "a replay process"),
     Rung(4, "kernels", "KernelsResult", "Which kernels, from which operator and module?", "a profiled replay"),
+    Rung(5, "ncu", "NcuResult", "Why is that one kernel slow?", "ncu on the replay script", is_optional=True),
 )
+LAST_RUNG = next(rung.name for rung in reversed(RUNGS) if not rung.is_optional)
+"""How far a ladder is climbed where nobody says so."""
 
 
 def rung_named(name: str) -> Rung:
@@ -190,7 +197,7 @@ class Climb:
         *,
         source: str,
         runs_dir: Path,
-        until: str = RUNGS[-1].name,
+        until: str = LAST_RUNG,
         tell: Tell = lambda _: None,
         environment: dict[str, str] | None = None,
         ask: Ask | None = None,
@@ -359,6 +366,7 @@ class Climb:
             tell=self.tell,
             cache_folder=cache_folder(self._environment),
             open_fresh=self._open_fresh,
+            free_device=self.close,
         )
 
     def _attempt(self, rung: Rung, context: RungContext) -> RungResult:
@@ -396,7 +404,7 @@ def climb(
     workload: str | Path | Workload | WorkloadFile,
     *,
     runs_dir: str | Path = "runs",
-    until: str = RUNGS[-1].name,
+    until: str = LAST_RUNG,
     tell: Tell = lambda _: None,
     source: str | None = None,
     ask: Ask | None = None,

@@ -9,6 +9,7 @@ from functools import singledispatch
 from perfladder.rungs.base import RungResult
 from perfladder.rungs.harness import HarnessResult
 from perfladder.rungs.kernels import KernelsResult
+from perfladder.rungs.ncu import NcuResult
 from perfladder.rungs.regions import RegionsResult
 from perfladder.rungs.stages import MetricValue, ScenarioTiming, StagesResult
 
@@ -16,6 +17,8 @@ _UNITS = ("_ms", "_us", "_s", "_bytes", "_frac", "_share", "_ratio", "_error", "
 _METRIC_UNITS = {"ms": "ms", "items/s": "items_per_s", "bytes": "bytes"}
 _MAX_ROWS = 50
 """Of a long table, the largest rows become metrics; the whole table is in the result file."""
+
+_MAX_STALLS = 5
 
 Pairs = Iterable[tuple[str, float | None]]
 
@@ -133,3 +136,14 @@ def _(result: KernelsResult) -> Pairs:
         for row in shares[:_MAX_ROWS]:
             yield f"{kind}/{row.name}/total_us", row.total_us
             yield f"{kind}/{row.name}/share", row.share
+
+
+@_more.register
+def _(result: NcuResult) -> Pairs:
+    """Utilization and waiting only: ncu's durations are of repeated kernels, and no metric beside other times."""
+    for launch in result.launches:
+        prefix = f"launch/{launch.index}"
+        for row in launch.diagnosis.observations:
+            yield f"{prefix}/{row.metric}", row.value
+        for stall in launch.diagnosis.stalls[:_MAX_STALLS]:
+            yield f"{prefix}/stall/{stall.reason}/share", stall.share

@@ -15,13 +15,17 @@ from pydantic import BaseModel
 from typer.main import get_command
 
 import perfladder
-from perfladder import backend, errors, workload
+from perfladder import backend, errors, kernels, workload
 from perfladder.cli import app
-from perfladder.comparing.model import Change, RunComparison, Verdict
+from perfladder.comparing.model import Change, RunComparison
+from perfladder.comparing.model import Verdict as ComparisonVerdict
 from perfladder.errors import PerfladderError
 from perfladder.findings import POLICY, Kind
 from perfladder.ladder import RUNGS, climb
 from perfladder.models import Model
+from perfladder.nsight.diagnosis import Verdict
+from perfladder.nsight.preflight import Obstacle
+from perfladder.nsight.thresholds import THRESHOLDS
 from perfladder.profiling.warnings import ProfileWarningCode
 from perfladder.rundir import RunRecord
 from perfladder.rungs.base import Status
@@ -205,7 +209,7 @@ def test_the_guide_to_comparing_has_all_options_verdicts_and_fields():
     section = guide.split("## The command", 1)[1].split("## What may be compared", 1)[0]
     assert set(re.findall(r"`(--[a-z-]+)", section)) == {flag for flag in flags if flag.startswith("--")}
     verdicts = {name for row in table_rows(ROOT / "docs" / "compare.md") for name in re.split(r"`, `", row[0])}
-    assert set(get_args(Verdict)) <= verdicts
+    assert set(get_args(ComparisonVerdict)) <= verdicts
     named = set(re.findall(r"`([a-z_]+)(?:\[\])?`", guide))
     assert set(Change.model_fields) <= named
     untold = {"schema_version", "perfladder_version", "created_at", "workload", "method", "min_effect", "protocol"}
@@ -213,8 +217,42 @@ def test_the_guide_to_comparing_has_all_options_verdicts_and_fields():
     assert set(RunComparison.model_fields) - untold <= named
 
 
+def test_the_page_of_kernel_providers_has_all_of_them_and_all_options():
+    page = ROOT / "docs" / "kernel-providers.md"
+    rows = {row[0].partition("(")[0]: row for row in table_rows(page)}
+    kinds = [
+        getattr(kernels, name) for name in kernels.__all__ if name.endswith("Provider") and name != "KernelProvider"
+    ]
+    for kind in kinds:
+        assert f"({', '.join(kind.config_class.model_fields.keys() - {'mode'})})" in rows[kind.__name__][0]
+    section = page.read_text().split("## Kernels that somebody else writes", 1)[1]
+    flags = {flag for parameter in get_command(app).commands["kernels"].params for flag in parameter.opts}
+    assert set(re.findall(r"^\| .*`(--[a-z-]+)", section, re.MULTILINE)) <= flags
+    assert {flag for flag in flags if flag.startswith("--")} <= set(re.findall(r"`(--[a-z-]+)", section))
+    for block in blocks(page, "python"):
+        compile(block, str(page), "exec")
+
+
+def test_the_page_on_nsight_compute_has_every_limit_option_verdict_and_obstacle():
+    page = ROOT / "docs" / "ncu.md"
+    rows = {name.strip("`"): row for row in table_rows(page) for name in re.split(r"`, `", row[0])}
+    for threshold in THRESHOLDS:
+        number = f"{threshold.limit:g} {threshold.unit}"
+        assert rows[threshold.name][1:] == [f"`{threshold.metric}`", number, threshold.says, threshold.source]
+    flags = {flag for parameter in get_command(app).commands["ncu"].params for flag in parameter.opts}
+    assert {name for name in rows if name.startswith("--")} == {flag for flag in flags if flag.startswith("--")}
+    assert {*get_args(Verdict), *get_args(Obstacle)} <= set(rows)
+    assert "NVreg_RestrictProfilingToAdminUsers=0" in page.read_text()
+
+
 def backends_with_options() -> dict[str, set[str]]:
-    kinds = [backend.TorchEagerBackend, backend.TorchInductorJitBackend, backend.TorchAOBackend]
+    kinds = [
+        backend.TorchEagerBackend,
+        backend.TorchInductorJitBackend,
+        backend.TorchAOBackend,
+        backend.KernelSelectorBackend,
+        backend.TensorRTBackend,
+    ]
     return {kind.name: set(kind.config_class.model_fields) - {"memory_format"} for kind in kinds}
 
 

@@ -45,6 +45,7 @@ class BuildRequest:
         samples: Recorded calls of it; none when a saved archive is loaded.
         device: Where it runs.
         folder: Empty folder for what the build writes; stays, and goes into saved archives.
+        shared_folder: The user's own folder for what builds leave to later ones, such as timings; None: nothing is.
     """
 
     module: nn.Module
@@ -53,6 +54,7 @@ class BuildRequest:
     samples: Sequence[Sample]
     device: torch.device
     folder: Path
+    shared_folder: Path | None = None
 
     def calls(self) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
         """Arguments to try: those of the samples, and samples with the least and the largest sizes of the graph."""
@@ -86,7 +88,12 @@ class Backend(ABC):
         config_class: Its options.
         device_types: Where it works.
         is_isolated: A first build is made in a process of its own, which may crash or hang.
+        libraries: What its builds depend on besides torch, by the names that pip installs them by: another version is
+            another build.
         writes_code: The files of its builds are code, which is loaded from an archive only where the user trusts it.
+        runs_forward: What it builds runs the forward of the request, as code of this process, so that something may be
+            put around that.
+        compiles: It hands that forward to `torch.compile`.
         is_lossy: Its numbers differ by design, so that it needs a quality gate instead of a tolerance.
     """
 
@@ -95,6 +102,9 @@ class Backend(ABC):
     device_types: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
     is_isolated: ClassVar[bool] = True
     writes_code: ClassVar[bool] = False
+    runs_forward: ClassVar[bool] = False
+    compiles: ClassVar[bool] = False
+    libraries: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, config: BackendConfig | None = None, **options: Any) -> None:
         """Take a config, or its fields by name.
@@ -120,6 +130,11 @@ class Backend(ABC):
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in changed.items())})"
 
     @property
+    def classes(self) -> list[type]:
+        """Its own class, and those of the users' objects that it holds, which go to another process with it."""
+        return [type(self)]
+
+    @property
     def is_lossy(self) -> bool:
         """Whether its numbers differ from eager's by design."""
         return False
@@ -134,6 +149,10 @@ class Backend(ABC):
         if device.type not in self.device_types:
             return f"it runs on {' and '.join(self.device_types)}, not on {device.type}"
         return None
+
+    def why_not_load(self, device: torch.device) -> str | None:
+        """Why a saved build cannot be used here; None if it can, also where what only a build needs is missing."""
+        return self.why_not(device)
 
     def why_not_for(self, module: nn.Module) -> str | None:
         """Why it is not applicable to a module; None if it is."""

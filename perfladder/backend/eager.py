@@ -18,6 +18,7 @@ class TorchEagerBackend(Backend):
     name = "eager"
     config_class: ClassVar = TorchEagerBackendConfig
     is_isolated = False
+    runs_forward = True
 
     @property
     def is_lossy(self) -> bool:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
 import time
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,9 +23,12 @@ from perfladder.backend.reasons import explain_export_failure
 from perfladder.errors import TuningError
 from perfladder.files import write_atomically
 from perfladder.models import Model
+from perfladder.tuning.build_log import RecordTeller, tell
 from perfladder.tuning.graphs import GraphSpec
 
 _RECORD: Final = "build.json"
+_LOGGERS: Final = ("torch.onnx", "onnxscript", "onnx_ir")
+"""Of exporters, which tell there of their own rewriting."""
 
 
 class FlatBuild(Model):
@@ -80,16 +85,26 @@ def flat_module(request: BuildRequest) -> FlatModule:
 
 @contextmanager
 def quiet() -> Iterator[list[warnings.WarningMessage]]:
-    """Collect what exporters warn about, which is of their own code, instead of showing it."""
-    logger = logging.getLogger("torch.onnx")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
+    """Collect what exporters warn about, which is of their own code; it goes into the log of the build."""
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    before = [(logger.handlers, logger.propagate) for logger in loggers]
+    # torch gives its own a handler that writes to stderr.
+    for logger in loggers:
+        logger.handlers, logger.propagate = [RecordTeller(tell, threading.get_ident())], False
+    caught: list[warnings.WarningMessage] = []
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             yield caught
     finally:
-        logger.setLevel(before)
+        for logger, (handlers, propagate) in zip(loggers, before, strict=True):
+            logger.handlers, logger.propagate = handlers, propagate
+        for line, count in Counter(map(_told, caught)).items():
+            tell(line if count == 1 else f"{line} ({count} times)")
+
+
+def _told(one: warnings.WarningMessage) -> str:
+    return f"{one.filename}:{one.lineno}: {one.category.__name__}: {one.message}"
 
 
 def exported(flat: FlatModule, graph: GraphSpec) -> tuple[Any, dict[str, JsonValue]]:
@@ -115,7 +130,7 @@ def axis_ranges(graph: GraphSpec) -> dict[str, JsonValue]:
     found: dict[str, JsonValue] = {}
     for spec in graph.inputs:
         for axis in spec.dynamic_axes:
-            found[str(spec.shape[axis])] = [spec.min_shape[axis], spec.max_shape[axis]]
+            found[str(spec.shape[axis])] = list(graph.size_range(spec, axis))
     return found
 
 
@@ -168,7 +183,8 @@ def _check_ranges(program: Any, graph: GraphSpec) -> None:
     for spec, value in zip(graph.inputs, values, strict=True):
         for axis in spec.dynamic_axes:
             # torch.export speaks of ranges from 2 up: it never builds in that a size is not 1.
-            least, largest = max(spec.min_shape[axis], 2), spec.max_shape[axis]
+            smallest, largest = graph.size_range(spec, axis)
+            least = max(smallest, 2)
             found = size_range(program, value.shape[axis])
             if found is not None and found[0] <= least and found[1] >= largest:
                 continue
@@ -177,7 +193,7 @@ def _check_ranges(program: Any, graph: GraphSpec) -> None:
             )
             raise TuningError(
                 f"the exported size of `{spec.access_path}` axis {axis} ({spec.shape[axis]}) {told}, but calls have "
-                f"{spec.min_shape[axis]}..{largest}. Next: state a range in `dynamic_shapes` that the code takes."
+                f"{smallest}..{largest}. Next: state a range in `dynamic_shapes` that the code takes."
             )
 
 

@@ -51,6 +51,10 @@ class TorchInductorAotBackend(Backend):
         """Besides the device: Inductor needs a C++ compiler on a CPU, and Triton on a GPU."""
         return super().why_not(device) or inductor_is_missing(device)
 
+    def why_not_load(self, device: torch.device) -> str | None:
+        """A finished file needs no compiler."""
+        return super().why_not(device)
+
     def why_not_for_graph(self, graph: GraphSpec) -> str | None:
         """Arguments that are no tensors are built in, and have to be the same in all calls."""
         from perfladder.backend.flat import why_not_flat

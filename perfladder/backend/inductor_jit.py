@@ -39,6 +39,8 @@ class TorchInductorJitBackend(Backend):
 
     name = "inductor_jit"
     config_class: ClassVar = TorchInductorJitBackendConfig
+    runs_forward = True
+    compiles = True
 
     @property
     def is_lossy(self) -> bool:

@@ -14,14 +14,15 @@ import torch
 from pydantic import JsonValue
 
 from perfladder.backend.base import BuildRequest
-from perfladder.backend.exported import FlatBuild, axis_ranges, exported, flat_module, quiet
-from perfladder.backend.flat import FlatModule
+from perfladder.backend.exported import FlatBuild, axis_ranges, exported, flat_module, missing_libraries, quiet
+from perfladder.backend.flat import FlatModule, OutputForm, learned_form
 from perfladder.backend.reasons import explain_export_failure
 from perfladder.errors import TuningError
 from perfladder.tuning.graphs import GraphSpec
 
 MODEL_FILE: Final = "model.onnx"
 LOG_FILE: Final = "build.log"
+_PACKAGES: Final = {"onnx": "onnx"}
 _MAX_INLINE_BYTES: Final = 1 << 30
 """Larger weights go into a file beside the model: a protobuf message ends at 2 GiB."""
 
@@ -29,6 +30,24 @@ _MAX_INLINE_BYTES: Final = 1 << 30
 def input_name(number: int) -> str:
     """The name of a tensor that the model takes."""
     return f"input_{number}"
+
+
+def missing_exporter(*, use_dynamo: bool) -> str | None:
+    """Which library of the exporters is not installed; None if all are."""
+    return missing_libraries(_PACKAGES | {"onnxscript": "onnxscript"} if use_dynamo else _PACKAGES)
+
+
+def form_of_result(request: BuildRequest) -> OutputForm:
+    """How results are put together, of a module that an ONNX model can stand for.
+
+    Raises:
+        TuningError: The module changes its arguments or itself, or its result cannot be put together again.
+    """
+    form = learned_form(request, *request.samples[0].fresh())
+    for number in form.changed:
+        path = request.graph.inputs[number].access_path
+        raise TuningError(f"the module changes its argument `{path}` in place, which an ONNX model cannot")
+    return form
 
 
 def export_onnx(request: BuildRequest, *, use_dynamo: bool, opset_version: int | None) -> FlatBuild:
@@ -47,14 +66,32 @@ def export_onnx(request: BuildRequest, *, use_dynamo: bool, opset_version: int |
         facts = _by_program(flat, request, names)
     else:
         facts = _by_trace(flat, request, names)
-    onnx = importlib.import_module("onnx")
-    try:
-        onnx.checker.check_model(str(folder / MODEL_FILE))
-    except Exception as error:
-        raise TuningError(f"the exported model is not valid: {explain_export_failure(error)}") from error
+    check_model(folder / MODEL_FILE)
     facts["export_s"] = round(time.monotonic() - start, 3)
     facts["file_bytes"] = sum(file.stat().st_size for file in folder.glob(f"{MODEL_FILE}*"))
     return FlatBuild(inputs=flat.inputs, details=facts)
+
+
+def save_model(converted: Any, model: Path) -> None:
+    """Put a changed model in the place of an exported one."""
+    onnx = importlib.import_module("onnx")
+    for file in model.parent.glob(f"{model.name}*"):
+        file.unlink()
+    is_large = sum(len(weight.raw_data) for weight in converted.graph.initializer) > _MAX_INLINE_BYTES
+    beside = {"save_as_external_data": True, "location": f"{model.name}.data"} if is_large else {}
+    onnx.save_model(converted, str(model), **beside)
+
+
+def check_model(model: Path) -> None:
+    """Have the file checked by onnx itself.
+
+    Raises:
+        TuningError: It is not valid.
+    """
+    try:
+        importlib.import_module("onnx").checker.check_model(str(model))
+    except Exception as error:
+        raise TuningError(f"the exported model is not valid: {explain_export_failure(error)}") from error
 
 
 def _by_program(flat: FlatModule, request: BuildRequest, names: dict[str, Any]) -> dict[str, JsonValue]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from perfladder.tuning.graphs import GraphSpec
 
 Provider = Literal["cpu", "cuda", "tensorrt"]
-
-_PACKAGES: Final = {"onnx": "onnx", "onnxruntime": "onnxruntime"}
 
 
 class ONNXRuntimeBackendConfig(BackendConfig):
@@ -47,11 +45,20 @@ class ONNXRuntimeBackend(Backend):
 
     name = "onnxruntime"
     config_class: ClassVar = ONNXRuntimeBackendConfig
+    libraries = ("onnx", "onnxscript", "onnxruntime", "onnxruntime-gpu")
 
     def why_not(self, device: torch.device) -> str | None:
         """Besides the device: a library is not installed, or this build of ONNX Runtime has no such provider."""
-        if reason := super().why_not(device) or self._missing_library():
-            return reason
+        return super().why_not(device) or self._missing_library() or self._why_no_provider(device)
+
+    def why_not_load(self, device: torch.device) -> str | None:
+        """A finished file needs the runtime, and nothing that exports."""
+        from perfladder.backend.exported import missing_libraries
+
+        missing = missing_libraries({"onnxruntime": "onnxruntime"})
+        return super().why_not(device) or missing or self._why_no_provider(device)
+
+    def _why_no_provider(self, device: torch.device) -> str | None:
         provider = self._provider(device)
         if (provider == "cpu") != (device.type == "cpu"):
             return f"execution_provider={provider!r} does not run on {device.type}, where the module is"
@@ -85,15 +92,11 @@ class ONNXRuntimeBackend(Backend):
             TuningError: The module cannot be exported or run for all sizes of the graph.
         """
         from perfladder.backend.exported import FlatBuild
-        from perfladder.backend.flat import learned_form
-        from perfladder.backend.onnx_export import export_onnx
+        from perfladder.backend.onnx_export import export_onnx, form_of_result
 
         if reason := self.why_not_for(request.module) or self.why_not_for_graph(request.graph):
             raise TuningError(reason)
-        form = learned_form(request, *request.samples[0].fresh())
-        for number in form.changed:
-            path = request.graph.inputs[number].access_path
-            raise TuningError(f"the module changes its argument `{path}` in place, which an ONNX model cannot")
+        form = form_of_result(request)
         build = FlatBuild.read(request.folder)
         if build is None:
             build = export_onnx(request, use_dynamo=self.config.use_dynamo, opset_version=self.config.opset_version)
@@ -140,9 +143,9 @@ class ONNXRuntimeBackend(Backend):
 
     def _missing_library(self) -> str | None:
         from perfladder.backend.exported import missing_libraries
+        from perfladder.backend.onnx_export import missing_exporter
 
-        needed = _PACKAGES | {"onnxscript": "onnxscript"} if self.config.use_dynamo else _PACKAGES
-        return missing_libraries(needed)
+        return missing_exporter(use_dynamo=self.config.use_dynamo) or missing_libraries({"onnxruntime": "onnxruntime"})
 
 
 def _why_not_dtypes(what: str, dtypes: set[str]) -> str | None:

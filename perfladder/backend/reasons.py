@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from typing import Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, NamedTuple
 
 from perfladder.errors import PerfladderError
 
@@ -33,6 +33,20 @@ _OPERATOR: Final = (
 )
 
 
+_UNSUPPORTED: Final = (
+    "unsupported operator: {}. Next: tune the modules around it instead, try another opset_version or exporter, or use "
+    "a backend of torch's own (inductor_jit, inductor_aot)."
+)
+_TOO_LARGE: Final = (
+    "out of memory: {}. Next: narrow the ranges in `dynamic_shapes`, tune at smaller batch sizes, or free memory first."
+)
+_PARSER_KINDS: Final = {
+    "operator": _UNSUPPORTED,
+    "memory": _TOO_LARGE,
+    "model": "refused model: {}. Next: try another opset_version or exporter.",
+}
+
+
 def explain_export_failure(error: BaseException) -> str:
     """Say what kind of failure an exporter's or a compiler's error is, and the next thing to try.
 
@@ -52,6 +66,39 @@ def explain_export_failure(error: BaseException) -> str:
     return f"{type(error).__name__}: {_first_line(str(error))}"
 
 
+class ParserFault(NamedTuple):
+    """One thing that the parser of a library cannot take of an ONNX model."""
+
+    code: str
+    operator: str
+    node: str
+    message: str
+
+
+def explain_parser_faults(faults: Sequence[ParserFault]) -> str:
+    """Say all that a parser refused, by kind, each kind with the next thing to try."""
+    by_kind: dict[str, list[ParserFault]] = {}
+    for fault in faults:
+        by_kind.setdefault(_kind_of(fault), []).append(fault)
+    told = []
+    for kind, some in by_kind.items():
+        listed = "; ".join(dict.fromkeys(f"{one.operator or one.code} ({one.node}): {_tidy(one)}" for one in some))
+        told.append(_PARSER_KINDS[kind].format(listed))
+    return " ".join(told)
+
+
+def _kind_of(fault: ParserFault) -> str:
+    if fault.code == "MEM_ALLOC_FAILED":
+        return "memory"
+    is_missing = "plugin" in fault.message.lower() or fault.code == "UNSUPPORTED_NODE"
+    return "operator" if is_missing or fault.code.startswith("UNSUPPORTED_NODE_") else "model"
+
+
+def _tidy(fault: ParserFault) -> str:
+    # Some checks tell nothing but that they failed.
+    return "not supported" if fault.message in ("false", "") else _first_line(fault.message)
+
+
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
@@ -61,10 +108,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _memory(text: str) -> str:
-    return (
-        f"out of memory: {_line_with(text, _MEMORY)}. Next: narrow the ranges in `dynamic_shapes`, tune at smaller "
-        "batch sizes, or free memory first."
-    )
+    return _TOO_LARGE.format(_line_with(text, _MEMORY))
 
 
 def _library(text: str) -> str:
@@ -102,10 +146,7 @@ def _shapes(text: str) -> str:
 def _operator(text: str) -> str:
     found = re.search(r"(?:op='|operator '|implementation for |Unsupported[^']*')([\w:.]+(?:\(\d+\))?)", text)
     told = found[1] if found else _line_with(text, _OPERATOR)
-    return (
-        f"unsupported operator: {told}. Next: tune the modules around it instead, try another opset_version or "
-        "exporter, or use a backend of torch's own (inductor_jit, inductor_aot)."
-    )
+    return _UNSUPPORTED.format(told)
 
 
 def _label(text: str) -> str:

@@ -65,6 +65,7 @@ class TorchAOBackend(Backend):
 
     name = "torchao"
     config_class: ClassVar = TorchAOBackendConfig
+    libraries = ("torchao",)
 
     @property
     def is_lossy(self) -> bool:

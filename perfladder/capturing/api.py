@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from perfladder.capturing.store import read_manifest
 from perfladder.errors import InputError, NotPossibleHereError
+from perfladder.files import make_empty_folder
 from perfladder.in_place import wrap_object
 from perfladder.measure_alone import measure_alone
 from perfladder.rungs import capture as capture_rung
@@ -16,6 +17,11 @@ from perfladder.rungs import harness
 from perfladder.rungs.capture import CaptureRequest, CaptureResult
 from perfladder.rungs.harness import HarnessRequest, HarnessResult
 from perfladder.workload import Workload, WorkloadFile, load_workload, parse_workload
+
+if TYPE_CHECKING:
+    from perfladder.kernels.export import ExportResult
+    from perfladder.kernels.plan import KernelOptimizationPlan
+    from perfladder.kernels.records import StagePlanReplay
 
 Calls = Literal["default", "all"] | Sequence[int]
 
@@ -90,7 +96,7 @@ def capture_request(stage: str, folder: str | Path, **options: Any) -> CaptureRe
     from perfladder.models import input_error
 
     path = Path(folder).absolute()
-    _make_empty_folder(path)
+    make_empty_folder(path)
     calls = options.get("calls", "default")
     if not isinstance(calls, (str, Sequence)):
         raise InputError(f"calls: expected 'default', 'all', or indices such as [0, -1], not {calls!r}.")
@@ -101,21 +107,6 @@ def capture_request(stage: str, folder: str | Path, **options: Any) -> CaptureRe
     except ValidationError as error:
         _drop_if_empty(path)
         raise input_error(error, CaptureRequest, "capture") from error
-
-
-def _make_empty_folder(path: Path) -> None:
-    """Make the folder now, so that one that cannot be written to is found before anything runs."""
-    try:
-        is_there = path.exists() and not (path.is_dir() and not any(path.iterdir()))
-        if not is_there:
-            path.mkdir(parents=True, exist_ok=True)
-            probe = path / ".probe"
-            probe.touch()
-            probe.unlink()
-    except OSError as error:
-        raise InputError(f"folder: {path} cannot be written to: {error.strerror}. Name another one.") from error
-    if is_there:
-        raise InputError(f"folder: {path} is there already. Name one that is not, or is empty.")
 
 
 def _drop_if_empty(path: Path) -> None:
@@ -193,6 +184,81 @@ class StageBenchHarness:
         return measure_alone(
             self._file, harness.measure, request, only=self._path, log_path=self._log_path, tell=tell, what="replaying"
         )
+
+    def run_with_plan(
+        self,
+        plan: KernelOptimizationPlan,
+        *,
+        pairs: int = 20,
+        tolerances: Mapping[str, float] | None = None,
+        tell: Callable[[str], None] = lambda _: None,
+    ) -> StagePlanReplay:
+        """Replay every captured call in a fresh process with a kernel plan and without, in turns.
+
+        Args:
+            plan: Its providers have to be known there: those of the library, of installed packages, or those that the
+                factory's own file registers.
+            pairs: Timed replays of each side of each call.
+            tolerances: Largest accepted error by dtype, relative to the largest magnitude; None: as in tuning.
+            tell: Receives lines of progress.
+
+        Raises:
+            CaptureError: The capture cannot be used on this target.
+            InputError: The stage is no module, or a provider is not known there.
+            WorkloadError: The target could not be built, or the stage raised.
+        """
+        from perfladder.kernels import stage
+
+        request = stage.StagePlanRequest(
+            folder=str(self.folder),
+            path=self._path,
+            plan=plan.model_copy(update={"records": []}).to_dict(),
+            pairs=pairs,
+            tolerances=dict(tolerances or {}),
+        )
+        return measure_alone(
+            self._file, stage.measure, request, only=self._path, log_path=self._log_path, tell=tell, what="replaying"
+        )
+
+    def export(
+        self, function: str, folder: str | Path, *, limit: int = 8, tell: Callable[[str], None] = lambda _: None
+    ) -> ExportResult:
+        """Replay the captured calls in a fresh process, and write a benchmark folder of one function called inside.
+
+        Args:
+            function: Its name, such as `linear` or `Tensor.matmul`.
+            folder: Where to; it must not hold anything yet.
+            limit: Forms of call at most, those with most calls first.
+            tell: Receives lines of progress.
+
+        Raises:
+            CaptureError: The capture cannot be used on this target.
+            InputError: There is no such function, the stage is no module, or the folder holds something.
+            RungError: The stage makes no call of it whose inputs can be written.
+            WorkloadError: The target could not be built, or the stage raised.
+        """
+        from perfladder.kernels import export
+
+        request = export.ExportRequest(
+            capture=str(self.folder),
+            folder=str(Path(folder).absolute()),
+            function=function,
+            path=self._path,
+            limit=limit,
+        )
+        make_empty_folder(Path(request.folder))
+        try:
+            return measure_alone(
+                self._file,
+                export.measure,
+                request,
+                only=self._path,
+                log_path=self._log_path,
+                tell=tell,
+                what="replaying",
+            )
+        finally:
+            _drop_if_empty(Path(request.folder))
 
 
 def capture_workload(

@@ -134,16 +134,17 @@ class Replay:
         # Only what was captured is compared; what changes besides is restored from now on.
         state = read_state(self.site)
         self._note_moving((set(call.state_after) & set(state)) | self._differing(self._state_before(call), state))
-        expected = {"output": call.output, **call.inputs_after}
-        expected |= {_STATE + name: node for name, node in call.state_after.items()}
+        expected = self.expected(call)
         values = {"output": made.output, "args": made.args, "kwargs": made.kwargs}
         values |= {_STATE + name: state.get(name) for name in call.state_after}
-        found = {name: value for name, value in values.items() if name in expected}
-        return compare_values(
-            Encoded(expected, self.blocks, self._storages),
-            Encoded.of(found),
-            names=("in the pipeline", "in the replay"),
-        )
+        found = {name: value for name, value in values.items() if name in expected.nodes}
+        return compare_values(expected, Encoded.of(found), names=("in the pipeline", "in the replay"))
+
+    def expected(self, call: CapturedCall) -> Encoded:
+        """What came of a call in the pipeline: the output, and the inputs and the state that it changed."""
+        nodes = {"output": call.output, **call.inputs_after}
+        nodes |= {_STATE + name: node for name, node in call.state_after.items()}
+        return Encoded(nodes, self.blocks, self._storages)
 
     def time_ms(self, call: CapturedCall, evictor: Evictor | None = None) -> float:
         """Restore one call and time it, by device events where there is a device.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import pprint
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any, Final
 from perfladder.capturing.nodes import Node
 from perfladder.capturing.store import Manifest
 from perfladder.capturing.types import CaptureType, capture_types, type_name, with_attributes
+from perfladder.errors import CaptureError
 from perfladder.files import write_atomically
 from perfladder.workload import Workload
 
@@ -44,6 +46,41 @@ def write_script(folder: Path, manifest: Manifest, workload: Workload, base_dir:
     path = folder / SCRIPT
     write_atomically(path, f"{before}{_BEGIN}{block}{_END}{after}")
     return path
+
+
+def read_constants(folder: Path) -> dict[str, Any]:
+    """The values that a capture's script was filled with, after its code was compared with what is written here.
+
+    Raises:
+        CaptureError: There is no script, or it is not what this perfladder writes.
+    """
+    path = folder / SCRIPT
+    if path.is_symlink() or not path.is_file():
+        raise CaptureError(f"{folder} has no {SCRIPT}, or it is a link. Capture the stage again.")
+    ours = _source()
+    before, _, rest = path.read_text(encoding="utf-8", errors="replace").partition(_BEGIN)
+    block, _, after = rest.partition(_END)
+    if (before, after) != (ours.partition(_BEGIN)[0], ours.partition(_END)[2]):
+        raise CaptureError(
+            f"{path} is not the script that this perfladder writes: it was changed, or another version wrote it. "
+            "Capture the stage again."
+        )
+    try:
+        return dict(map(_value, ast.parse(block).body))
+    except (ValueError, SyntaxError) as error:
+        raise CaptureError(f"{path} was changed: its values are more than values. Capture the stage again.") from error
+
+
+def _value(statement: ast.stmt) -> tuple[str, Any]:
+    """A name and its value; whatever else stands there would be code."""
+    if not isinstance(statement, ast.Assign) or not isinstance(statement.targets[0], ast.Name):
+        raise ValueError(f"line {statement.lineno} is no assignment")
+    return statement.targets[0].id, ast.literal_eval(statement.value)
+
+
+def nvtx_range(stage: str) -> str:
+    """The range that a script opens around a call, with nothing in it that ncu's filters give a meaning."""
+    return f"replay_{re.sub(r'[^A-Za-z0-9_]', '_', stage)}"
 
 
 def _source() -> str:
@@ -81,6 +118,7 @@ def _constants(manifest: Manifest, workload: Workload, base_dir: Path) -> Iterat
     yield "SEED", workload.seed
     yield "ATTENTION", workload.attention_backend
     yield "COMPILE", workload.compile.model_dump(mode="json") if workload.compile else None
+    yield "NVTX_RANGE", nvtx_range(manifest.stage)
     yield "CLASSES", _classes(manifest)
 
 

@@ -32,6 +32,7 @@ from perfladder.capturing.standalone_values import (
     DEVICE,
     DTYPE,
     HERE,
+    NVTX_RANGE,
     SEED,
     STAGE,
     TARGET,
@@ -346,6 +347,20 @@ def measure(replay: Replay, call: dict[str, Any], repeats: int, has_parity: bool
     }
 
 
+def mark(replay: Replay, call: dict[str, Any]) -> None:
+    """Warm up, then make the call once inside an NVTX range, for a profiler that looks at that alone."""
+    if replay.values.device.type != "cuda":
+        raise ReplayError(f"--nvtx: ranges are for NVIDIA GPUs, and the device is {replay.values.device}")
+    for _ in range(WARMUPS):
+        replay.once(call)
+    args, kwargs = replay.prepare(call)
+    with modes(call["context"], replay.values.device):
+        torch.cuda.nvtx.range_push(NVTX_RANGE)
+        replay.function(*args, **kwargs)
+        synchronize(replay.values.device)
+        torch.cuda.nvtx.range_pop()
+
+
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Load the stage and replay the chosen calls."""
     manifest = read_manifest()
@@ -362,9 +377,12 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     if not options.factory and name_of(owner) != manifest["owner_type"]:
         raise ReplayError(f"the stage {STAGE!r} is a {name_of(owner)} here, and was a {manifest['owner_type']}")
     replay = Replay(owner, function, Values(blocks or [], manifest["storages"], device, has_data), manifest)
+    if options.nvtx:
+        mark(replay, calls[0])
+        calls = []
     data = "SYNTHETIC" if options.synthetic else "REDACTED" if manifest.get("is_redacted") else "captured"
     results = [measure(replay, call, options.repeats, data == "captured") for call in calls]
-    if options.profile:
+    if options.profile and calls:
         kinds = {getattr(torch.profiler.ProfilerActivity, name.upper()) for name in {"cpu", device.type}}
         args, kwargs = replay.prepare(calls[0])
         with warnings.catch_warnings():  # torch tells how it keeps events of several cycles; here is one
@@ -405,6 +423,7 @@ def main() -> int:
     parser.add_argument("--factory", help="module:factory or file.py:factory that returns the stage alone")
     parser.add_argument("--synthetic", action="store_true", help="random inputs; works without the tensors' file")
     parser.add_argument("--profile", metavar="FILE", help="write a trace of one replay of the first call")
+    parser.add_argument("--nvtx", action="store_true", help="only mark one replay of the first call, and time nothing")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     options = parser.parse_args()
     try:

@@ -30,6 +30,7 @@ DTYPE: str | None = None
 SEED: int = 0
 ATTENTION: str | None = None
 COMPILE: dict[str, Any] | None = None  # {"mode": of torch.compile, "only": paths}
+NVTX_RANGE: str = "replay"  # around the call that --nvtx makes
 CLASSES: dict[str, tuple[Any, ...]] = {}  # qualified name: (module, name, how it is rebuilt)
 # [end]
 

@@ -9,6 +9,7 @@ from perfladder.findings.background import Background
 from perfladder.findings.finding import Finding
 from perfladder.findings.harness import capture_findings, harness_findings
 from perfladder.findings.kernels import kernels_findings
+from perfladder.findings.nsight import kernel_diagnosis
 from perfladder.findings.regions import regions_findings
 from perfladder.findings.setup import out_of_memory_findings
 from perfladder.findings.stages import stages_findings
@@ -16,6 +17,7 @@ from perfladder.rungs.base import RungResult
 from perfladder.rungs.capture import CaptureResult
 from perfladder.rungs.harness import HarnessResult
 from perfladder.rungs.kernels import KernelsResult
+from perfladder.rungs.ncu import NcuResult
 from perfladder.rungs.regions import RegionsResult
 from perfladder.rungs.stages import StagesResult
 from perfladder.target import LoadedInfo
@@ -26,6 +28,7 @@ _DERIVATIONS: Final[dict[type[RungResult], Callable[[Any, Background], list[Find
     HarnessResult: harness_findings,
     RegionsResult: regions_findings,
     KernelsResult: kernels_findings,
+    NcuResult: kernel_diagnosis,
 }
 
 

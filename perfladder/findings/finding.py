@@ -34,6 +34,8 @@ Kind = Literal[
     "device_bound",
     "dominant_kernels",
     "largest_possible_win",
+    "kernel_question",
+    "kernel_diagnosis",
     "profiler_distorts",
     "throughput_saturated",
     "throughput_grows",

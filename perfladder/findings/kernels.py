@@ -6,6 +6,7 @@ from perfladder.findings.background import Background, where
 from perfladder.findings.finding import Evidence, Finding
 from perfladder.findings.host_bound import Pace, pace_findings
 from perfladder.findings.movement import transfer_findings
+from perfladder.findings.nsight import kernel_question
 from perfladder.findings.possible_win import possible_win
 from perfladder.rungs.kernels import KernelsResult
 from perfladder.trace.dynamo import RUNTIME_NAME
@@ -48,7 +49,13 @@ def kernels_findings(result: KernelsResult, background: Background) -> list[Find
             ),
         )
     ]
-    return [*found, *_device_bound(result), *possible_win(result), *_pace_of_call(result, background)]
+    return [
+        *found,
+        *_device_bound(result),
+        *possible_win(result),
+        *kernel_question(result, background),
+        *_pace_of_call(result, background),
+    ]
 
 
 def _device_bound(result: KernelsResult) -> list[Finding]:

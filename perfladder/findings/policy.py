@@ -36,7 +36,7 @@ POLICY: Final = (
         "There is no stage; or the lower end of the interval of the time outside is above 50 %, and it is more than "
         "the "
         "largest stage.",
-        ("capture", "harness", "kernels"),
+        ("capture", "harness", "kernels", "ncu"),
         "Most of the time is outside every stage, so no stage is worth replaying alone.",
     ),
     PolicyRow(
@@ -48,14 +48,14 @@ POLICY: Final = (
         "replay_output_differs",
         ("harness",),
         "The replay's output is `different`, or a second replay gives another one than the first.",
-        ("kernels",),
+        ("kernels", "ncu"),
         "The replay does not compute what the pipeline computes, so its kernels are no evidence.",
     ),
     PolicyRow(
         "not_replayable",
         ("capture",),
         "The dominating stage takes or changes what cannot be stored.",
-        ("harness", "kernels"),
+        ("harness", "kernels", "ncu"),
         "The dominating stage cannot be replayed alone, so there is nothing to attribute kernels in.",
     ),
     PolicyRow(
@@ -114,6 +114,14 @@ POLICY: Final = (
         "wider_dtype",
         ("stages",),
         f"A stage with {WIDE_SHARE:.0%} of the time or more has wider weights than another stage.",
+    ),
+    PolicyRow("kernel_diagnosis", ("ncu",), "Nsight Compute has profiled a kernel; `undecided` is one of its answers."),
+    PolicyRow(
+        "kernel_question",
+        ("kernels",),
+        "The host does not set the pace, and the heaviest kernel holds 10 % of the kernel time or more, and its "
+        "operator "
+        "is below 80 % of its roof, or its work is unknown.",
     ),
     PolicyRow(
         "largest_possible_win",

@@ -26,13 +26,14 @@ _UNKNOWN: Final = object()
 OnCall = Callable[[Call, Sequence[Any], dict[str, Any]], None]
 
 
-class _CallTable:
+class CallTable:
     """Describes each function once; threads may share it."""
 
     def __init__(self) -> None:
         self._known: dict[Any, Call | None] = {}
 
     def find(self, function: Callable[..., Any]) -> Call | None:
+        """Return what a function is called; None if it computes nothing."""
         found: Any = self._known.get(function, _UNKNOWN)
         if found is _UNKNOWN:
             found = self._known[function] = describe_call(function)
@@ -47,7 +48,7 @@ class FunctionMode(TorchFunctionMode):
         on_call: Told of each call before it is made, with the mode off.
     """
 
-    def __init__(self, table: _CallTable, on_call: OnCall | None) -> None:
+    def __init__(self, table: CallTable, on_call: OnCall | None) -> None:
         super().__init__()
         self._table = table
         self._on_call = on_call
@@ -101,7 +102,7 @@ class FunctionObserver(Observer):
         self._inner = inner
         self._opaque = frozenset(opaque)
         self._on_call = on_call
-        self._table = _CallTable()
+        self._table = CallTable()
         self._local = threading.local()
 
     def enter(self, site: Site, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Change:

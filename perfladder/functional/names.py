@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dis
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -104,6 +104,24 @@ def _functionals_inside(function: Callable[..., Any], seen: set[int]) -> set[str
         elif isinstance(inner, (types.FunctionType, types.BuiltinFunctionType)):
             found.add(name)
     return found
+
+
+def composites_of(names: Collection[str]) -> dict[Callable[..., Any], Callable[..., Any]]:
+    """Find the functions of `torch.nn.functional` inside which one of these is called.
+
+    Returns:
+        For each of them a copy that does the same, and lets a mode see the functional calls inside.
+    """
+    reaching, found = set(names), dict[str, Callable[..., Any]]()
+    inside = {
+        name: _functionals_inside(function, seen={id(function)})
+        for name, function in vars(functional).items()
+        if not name.startswith("_") and isinstance(function, types.FunctionType)
+    }
+    while more := {n: vars(functional)[n] for n, used in inside.items() if n not in reaching and used & reaching}:
+        found |= more
+        reaching |= more.keys()
+    return {function: without_override_checks(function) for function in found.values()}
 
 
 def without_override_checks(function: Callable[..., Any]) -> Callable[..., Any]:

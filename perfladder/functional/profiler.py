@@ -113,14 +113,14 @@ class ModuleFunctionKernelProfiler:
             ValueError: No module is given or found, the data are no such pairs, or the count is negative.
             RungError: Another torch profiler is active, or nothing was launched inside the module.
         """
-        root = _find_module(function, module)
-        calls = _pairs(data)
+        root = module_of(function, module)
+        calls = call_pairs(data)
         if isinstance(warmup_iterations, bool) or not isinstance(warmup_iterations, int) or warmup_iterations < 0:
             raise ValueError(f"warmup_iterations must be 0 or more, not {warmup_iterations!r}.")
         check_no_profiler()
         self._function_data.clear()
         self.coverage = None
-        run = functools.partial(_iterate, _callable(function), calls)
+        run = functools.partial(_iterate, callable_of(function), calls)
         store = SampleStore(self.function_names, self._samples_on, self._sample_budget_bytes)
         sites = find_module_sites(root)
         with torch.no_grad():
@@ -172,7 +172,12 @@ class ModuleFunctionKernelProfiler:
         return summarize_functions(profiling_df, function_data, top_k)
 
 
-def _find_module(function: Any, module: nn.Module | None) -> nn.Module:
+def module_of(function: Any, module: nn.Module | None) -> nn.Module:
+    """The module to look at: the one that is given, the function itself, or the module it is a method of.
+
+    Raises:
+        ValueError: There is none.
+    """
     if not callable(function):
         raise ValueError(f"Cannot profile a {type(function).__name__}: it cannot be called.")
     candidates = [module] if module is not None else [function, getattr(function, "__self__", None)]
@@ -187,7 +192,12 @@ def _find_module(function: Any, module: nn.Module | None) -> nn.Module:
     )
 
 
-def _pairs(data: Iterable[Any] | None) -> list[Arguments]:
+def call_pairs(data: Iterable[Any] | None) -> list[Arguments]:
+    """Arguments of calls as pairs; None is one call without any.
+
+    Raises:
+        ValueError: They are no such pairs, or there are none.
+    """
     if data is None:
         return [((), {})]
     expected = "expected a list of (args, kwargs) pairs, such as [((x,), {})]"
@@ -206,7 +216,7 @@ def _pairs(data: Iterable[Any] | None) -> list[Arguments]:
     return pairs
 
 
-def _callable(function: Any) -> Callable[..., Any]:
+def callable_of(function: Any) -> Callable[..., Any]:
     """Return what to call; a module's own `forward` is called as the module, since its hooks see nothing else."""
     owner = getattr(function, "__self__", None)
     if isinstance(owner, nn.Module) and getattr(function, "__name__", "") == "forward":

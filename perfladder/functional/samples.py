@@ -120,6 +120,13 @@ class SampleStore:
         return found
 
 
+def copied_arguments(arguments: Arguments) -> Arguments:
+    """Copy arguments into memory of their own, with their strides; parameters stay what they are."""
+    spans = _Spans(keeps_parameters=True)
+    spans.add(arguments)
+    return spans.copied(arguments, torch.clone)
+
+
 def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeGuard
@@ -99,7 +99,7 @@ def _join(*names: str) -> str:
 
 
 @contextmanager
-def same_path_as_without_mode(sites: ModuleSites) -> Iterator[None]:
+def same_path_as_without_mode(modules: Iterable[nn.Module]) -> Iterator[None]:
     """Keep modules from computing something else under a mode, inside the block.
 
     `nn.MultiheadAttention` and its like take a fused path only if nothing overrides torch's functions, and an active
@@ -107,7 +107,7 @@ def same_path_as_without_mode(sites: ModuleSites) -> Iterator[None]:
     """
     replaced: list[tuple[nn.Module, Any]] = []
     try:
-        for module in sites.modules.values():
+        for module in modules:
             # A TorchScript module answers no question about its class.
             forward: object = inspect.getattr_static(type(module), "forward", None)
             if "forward" not in vars(module) and _asks_for_overrides(forward):

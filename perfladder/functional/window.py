@@ -42,7 +42,7 @@ def record_marked(
     all_threads = _torch_private.can_record_all_threads()
     with (
         record_window(path, activities=activities, all_threads=all_threads) as window,
-        same_path_as_without_mode(sites),
+        same_path_as_without_mode(sites.modules.values()),
         mark_launch_sites(),
         instrument(sites.sites, observer) as state,
     ):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -19,14 +19,16 @@ class Annotator(Observer):
 
     Args:
         labels: Kind and name of the label for a site's path; by default an untuned module of that path.
+        stages: Paths of further stages, which are labelled as if user code had marked them.
 
     Attributes:
-        num_calls: Calls of each site, marks of user code apart, on the thread that made this object.
+        num_calls: Calls of each site, marks and stages apart, on the thread that made this object.
         num_foreign_calls: Calls of each site on other threads.
     """
 
-    def __init__(self, labels: Mapping[str, tuple[str, str]] | None = None) -> None:
+    def __init__(self, labels: Mapping[str, tuple[str, str]] | None = None, stages: Collection[str] = ()) -> None:
         self._open_span = _torch_private.open_span
+        self._stages = frozenset(stages)
         self._labels = {path: encode_label(kind, name) for path, (kind, name) in (labels or {}).items()}
         self._marks: dict[str, str] = {}
         self._thread = threading.get_ident()
@@ -36,7 +38,7 @@ class Annotator(Observer):
     def enter(self, site: Site, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AbstractContextManager[Any]:
         """Open the call's span."""
         path = site.path
-        if site.is_mark:
+        if site.is_mark or path in self._stages:
             return self._opened(self._marks.setdefault(path, encode_label(MARK_KIND, path)))
         counts = self.num_calls if threading.get_ident() == self._thread else self.num_foreign_calls
         counts[path] = counts.get(path, 0) + 1

@@ -12,7 +12,7 @@ import torch
 
 from perfladder import _torch_private
 from perfladder.errors import RungError
-from perfladder.instrument import Instrumentation, any_mark, instrument, known_marks
+from perfladder.instrument import Instrumentation, Site, any_mark, instrument, known_marks
 from perfladder.models import ResultWarning
 from perfladder.profiling.discover import AOT, Sites
 from perfladder.profiling.memory import MemoryWatch
@@ -104,6 +104,7 @@ def profile_runs(
     activities: Sequence[str] | None = None,
     meter: MemoryMeter | None = None,
     memory_limit_bytes: int | None = None,
+    stages: Sequence[Site] = (),
 ) -> ProfiledRuns:
     """Profile runs of each call with every module, method and mark of user code annotated, and attribute them.
 
@@ -118,6 +119,7 @@ def profile_runs(
         activities: What to record; None is all that is there.
         meter: Of the device's memory; None takes the accelerator's if one is recorded.
         memory_limit_bytes: How much the process may grow before the window ends early; None: see `MemoryWatch`.
+        stages: Further call sites to be regions, as marks are; those that `sites` has are left out.
 
     Raises:
         RungError: Another profiler is active, or took over, or the window holds nothing.
@@ -135,8 +137,9 @@ def profile_runs(
                 with span(WARMUP_KIND, str(index)):
                     call.run()
         watch.note()
-        annotator = Annotator(sites.labels)
-        with instrument([*sites.sites, any_mark()], annotator) as state:
+        more = [site for site in stages if site.path not in sites.labels and not site.is_mark]
+        annotator = Annotator(sites.labels, [site.path for site in more])
+        with instrument([*sites.sites, *more, any_mark()], annotator) as state:
             walls, names = _timed_runs(calls, repeats, watch)
     foreign = annotator.num_foreign_calls
     observed = Observed(
@@ -145,6 +148,7 @@ def profile_runs(
         num_foreign_calls={} if covers_threads else foreign,
         num_wanted=repeats * len(calls),
         memory=watch,
+        stages=[site.path for site in more],
     )
     return _attribute(window, observed, state, walls, names, peaks)
 
@@ -218,6 +222,7 @@ class Observed:
         num_foreign_calls: Calls of each site on threads that are not recorded.
         num_wanted: How many runs were asked for.
         memory: How the process has grown.
+        stages: Paths of the further stages.
     """
 
     sites: Sites
@@ -225,6 +230,7 @@ class Observed:
     num_foreign_calls: dict[str, int]
     num_wanted: int
     memory: MemoryWatch
+    stages: Sequence[str] = ()
 
 
 def _attribute(
@@ -238,7 +244,7 @@ def _attribute(
     start = time.perf_counter()
     trace, sites = window.read(), observed.sites
     # A mark of user code stands for what no module in it covers, so that it hides none of them.
-    marks = {Label(MARK_KIND, name).region_id for name in known_marks()}
+    marks = {Label(MARK_KIND, name).region_id for name in [*known_marks(), *observed.stages]}
     attribution = attribute(trace, entered=sites.entered, exclusive=sites.exclusive | marks)
     report = report_regions(trace, attribution)
     timeline = report_timeline(trace, attribution)

@@ -3,8 +3,10 @@
 from perfladder.report.model import Report, build_report
 from perfladder.report.views import (
     render_capture,
+    render_export,
     render_inspection,
     render_markdown,
+    render_ncu,
     render_replay,
     render_summary,
     render_tuning,
@@ -15,8 +17,10 @@ __all__ = [
     "Report",
     "build_report",
     "render_capture",
+    "render_export",
     "render_inspection",
     "render_markdown",
+    "render_ncu",
     "render_replay",
     "render_summary",
     "render_tuning",

@@ -11,6 +11,8 @@ from pydantic import Field
 from perfladder.findings import Finding, collect_findings, smallest_next_experiment
 from perfladder.ladder import RUNGS, load_results
 from perfladder.models import SCHEMA_VERSION, Model, ResultWarning
+from perfladder.nsight.command import KernelFilter
+from perfladder.nsight.diagnosis import Verdict
 from perfladder.peaks import Peaks
 from perfladder.profiling.graph_rows import GraphRow
 from perfladder.report.load import LoadView
@@ -18,6 +20,7 @@ from perfladder.rundir import RunDirectory, RunRecord, read_model
 from perfladder.rungs.base import R, RungResult
 from perfladder.rungs.harness import HarnessResult
 from perfladder.rungs.kernels import KernelsResult, Share
+from perfladder.rungs.ncu import NcuResult, ProfiledLaunch
 from perfladder.rungs.regions import RegionsResult, RegionSummary, ResidualSummary
 from perfladder.rungs.stages import CadenceTiming, MetricValue, Observed, StagesResult
 from perfladder.stats import Interval, Summary
@@ -128,6 +131,16 @@ class KernelTableView(Model):
     overlap: Overlap | None = Field(default=None, description="Communication beside compute.")
 
 
+class NcuView(Model):
+    """What Nsight Compute says of one kernel; its raw values stay in the rung's own file."""
+
+    kernel: str | None
+    chosen: KernelFilter | None
+    verdict: Verdict | None
+    statement: str | None
+    launches: list[ProfiledLaunch]
+
+
 class RungLine(Model):
     """How one rung ended."""
 
@@ -165,6 +178,7 @@ class Report(Model):
     regions: RegionTable | None
     harness: HarnessVerdict | None
     kernels: KernelTableView | None
+    ncu: NcuView | None = None
     findings: list[Finding]
     rungs: list[RungLine]
     artifacts: dict[str, str]
@@ -214,6 +228,7 @@ def build_report(run_dir: Path) -> Report:
         regions=_regions(_done(results, RegionsResult)),
         harness=_harness(_done(results, HarnessResult)),
         kernels=_kernels(_done(results, KernelsResult)),
+        ncu=_ncu(_done(results, NcuResult)),
         findings=findings,
         rungs=[
             RungLine(name=name, status=r.status, reason=r.reason, duration_s=r.duration_s, warnings=r.warnings)
@@ -229,7 +244,9 @@ def _as_it_ended(record: RunRecord) -> RunRecord:
     """A run that still says `running` although its process is gone was killed."""
     if record.status != "running" or record.process_id is None or Path(f"/proc/{record.process_id}").exists():
         return record
-    missing = [rung.name for rung in RUNGS if rung.name not in {entry.name for entry in record.rungs}]
+    missing = [
+        rung.name for rung in RUNGS if not rung.is_optional and rung.name not in {entry.name for entry in record.rungs}
+    ]
     error = f"its process ended without finishing; not climbed: {', '.join(missing) or 'nothing, but the report'}"
     return record.model_copy(update={"status": "interrupted", "error": error})
 
@@ -300,6 +317,12 @@ def _kernels(result: KernelsResult | None) -> KernelTableView | None:
     shown["kernels"] = sorted(result.kernels, key=lambda row: -(row.possible_win_us or 0.0))
     top = {name: value[:_TOP_KERNELS] for name, value in shown.items() if isinstance(value, list)}
     return KernelTableView(**(shown | top), overlap=result.timeline.overlap if result.timeline else None)
+
+
+def _ncu(result: NcuResult | None) -> NcuView | None:
+    if result is None:
+        return None
+    return NcuView(**{name: getattr(result, name) for name in NcuView.model_fields})
 
 
 def _artifacts(run: RunDirectory, results: dict[str, RungResult]) -> dict[str, str]:

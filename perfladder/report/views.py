@@ -10,11 +10,14 @@ from perfladder.markdown import templates
 from perfladder.report.model import Report
 from perfladder.rungs.capture import CaptureResult
 from perfladder.rungs.harness import HarnessResult
+from perfladder.rungs.ncu import NcuResult
 from perfladder.tuning.inspect_workload import InspectResult
 from perfladder.tuning.tune_workload import TuneWorkloadResult
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+
+    from perfladder.kernels.export import ExportResult
 
 
 def render_markdown(report: Report) -> str:
@@ -43,6 +46,11 @@ def render_replay(result: HarnessResult) -> str:
     return _templates().get_template("replay.md.j2").render(result=result)
 
 
+def render_ncu(result: NcuResult) -> str:
+    """What limits a kernel, and what each metric says."""
+    return _templates().get_template("ncu.md.j2").render(result=result)
+
+
 def render_inspection(result: InspectResult) -> str:
     """The modules that ran, as a table."""
     return _templates().get_template("inspect.md.j2").render(result=result)
@@ -51,6 +59,11 @@ def render_inspection(result: InspectResult) -> str:
 def render_tuning(result: TuneWorkloadResult) -> str:
     """What was tried for each module, what it does to the whole workload, and when that pays."""
     return _templates().get_template("tune.md.j2").render(result=result)
+
+
+def render_export(result: ExportResult) -> str:
+    """What a benchmark folder holds, and how to use it."""
+    return _templates().get_template("export.md.j2").render(result=result)
 
 
 def _templates() -> Environment:

@@ -63,6 +63,7 @@ class RungContext:
         tell: Shows one line of progress.
         cache_folder: Where facts about this machine are kept from run to run; None keeps nothing.
         open_fresh: Opens a further process, with environment variables set over the usual ones; it ends with the block.
+        free_device: Ends both sessions, so that nothing of the ladder is on the device; a later call starts them again.
     """
 
     file: WorkloadFile
@@ -74,6 +75,7 @@ class RungContext:
     tell: Callable[[str], None] = lambda _: None
     cache_folder: Path | None = None
     open_fresh: Callable[[Mapping[str, str]], AbstractContextManager[Launch]] | None = None
+    free_device: Callable[[], None] = lambda: None
 
     @property
     def workload(self) -> Workload:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from pydantic import Field
 
+from perfladder.instrument import resolve_sites
 from perfladder.models import Model, ResultWarning
 from perfladder.rungs.base import RungContext, RungResult
 from perfladder.rungs.cost import CostEstimate
@@ -47,6 +48,7 @@ class RegionsRequest(Model):
     memory_limit_bytes: int | None = Field(
         default=None, gt=0, description="How much the process may grow; None: half of what is free, 4 GiB at most."
     )
+    stages: list[str] = Field(default=[], description="Stages of rung 1 that are no modules: regions too.")
     shown_rank: int = Field(default=0, description="Whose tables to show, where there are several ranks.")
 
 
@@ -149,6 +151,7 @@ def run(context: RungContext, request: RegionsRequest | None = None) -> RegionsR
         trace_path=str(context.folder / TRACE_FILE),
         runs=_num_runs(unprofiled_ms),
         unprofiled_ms=unprofiled_ms,
+        stages=[stage.name for stage in stages.default.stages if not stage.is_module] if stages else [],
         shown_rank=stages.ranks.slowest_rank if stages and stages.ranks else 0,
     )
     result = context.broad.call(measure, request, timeout_s=context.workload.timeout_s)
@@ -182,6 +185,7 @@ def measure(loaded: LoadedTarget, request: RegionsRequest) -> RegionsResult:
         trace_path=path,
         activities=loaded.activities,
         memory_limit_bytes=request.memory_limit_bytes,
+        stages=resolve_sites(loaded.obj, request.stages),
     )
     report = profiled.report
     types = {region_id: part.module_type for region_id, part in sites.owner.items()}

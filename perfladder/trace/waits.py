@@ -78,7 +78,7 @@ class _Run:
 
     Attributes:
         launch_ns: When each piece of device work was launched, in order.
-        duration_ns: How long it took.
+        duration_ns: How long it took, with the gap that the device leaves before work that waits for it already.
         wait_ns: When each wait began, in order.
         end_ns: The end of the run.
     """
@@ -147,8 +147,21 @@ def model_waits(
     launch = own(forest.start_ns[join.launch[work]])
     first = np.lexsort((trace.start_ns[event], launch))
     end = float(own(forest.end_ns[span : span + 1])[0])
-    modelled = _Run(launch[first], trace.duration_ns[event][first].astype(float), own(forest.start_ns[waits]), end)
+    modelled = _Run(launch[first], _with_gaps(trace, event, join.launch[work])[first], own(forest.start_ns[waits]), end)
     return _fitted(modelled, parts, waits, plain_us)
+
+
+def _with_gaps(trace: Trace, event: IntArray, launch: IntArray) -> FloatArray:
+    """Durations with the gap before each: its own where it was queued, elsewhere the median of those."""
+    order = np.argsort(trace.start_ns[event], kind="stable")
+    start, end = trace.start_ns[event][order], np.maximum.accumulate(trace.end_ns[event][order])
+    before = np.concatenate(([start[0]], end[:-1]))
+    gap = np.maximum(start - before, 0)
+    is_queued = trace.forest.end_ns[launch[order]] < before
+    usual = float(np.median(gap[is_queued])) if is_queued.any() else 0.0
+    found = np.empty(len(event))
+    found[order] = trace.duration_ns[event][order] + np.where(is_queued, gap, usual)
+    return found
 
 
 def model_run_waits(

@@ -11,7 +11,7 @@ import shutil
 import sys
 import sysconfig
 import types
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, suppress
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
@@ -35,10 +35,11 @@ _logger = logging.getLogger("perfladder.tuning")
 
 _LIBRARIES: Final = ("torch", "triton", "torchao", "transformers", "diffusers", "perfladder")
 _RECORDS: Final = "records"
+_SHARED: Final = "shared"
 
 
 class BuildCache:
-    """One folder, the user's own: a record for each candidate, what builds write, and Inductor's own cache.
+    """One folder, the user's own: a record for each candidate, what builds write and share, and Inductor's own cache.
 
     Args:
         root: The folder; made if it is not there.
@@ -50,7 +51,7 @@ class BuildCache:
     def __init__(self, root: Path) -> None:
         self.root = root
         try:
-            for folder in (root, root / _RECORDS, root / "inductor"):
+            for folder in (root, root / _RECORDS, root / "inductor", root / _SHARED):
                 folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
             raise NotPossibleHereError(
@@ -105,13 +106,18 @@ class BuildCache:
         safe = "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in module)
         return self.root / "builds" / (safe.lstrip(".") or "_") / graph
 
+    @property
+    def shared_folder(self) -> Path:
+        """For what builds leave to later ones, such as timings."""
+        return self.root / _SHARED
+
     def inductor(self) -> AbstractContextManager[None]:
         """Let Inductor keep its files here inside the block, for this process."""
         return inductor_cache(self.root / "inductor")
 
     def clear(self) -> None:
         """Remove what is in the folder, and nothing else that somebody put there."""
-        for name in (_RECORDS, "builds", "inductor"):
+        for name in (_RECORDS, "builds", "inductor", _SHARED):
             with suppress(FileNotFoundError):
                 shutil.rmtree(self.root / name)
         self.__init__(self.root)  # type: ignore[misc]
@@ -175,7 +181,7 @@ def source_of(kind: type) -> str:
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
     if file is not None and _is_installed(file):
         package = kind.__module__.partition(".")[0]
-        return f"{package} {_version_of(package)}"
+        return f"{package} {version_of(package)}"
     if file is not None and Path(file).is_file():
         return hashlib.sha256(Path(file).read_bytes()).hexdigest()
     functions = [function for function in vars(kind).values() if inspect.isfunction(function)]
@@ -215,13 +221,19 @@ def _is_plain_tuple(value: Any, plain: tuple[type, ...]) -> bool:
     return isinstance(value, (tuple, list)) and all(isinstance(item, plain) for item in value)
 
 
-def versions() -> dict[str, str]:
-    """Of Python and of the libraries that decide what is built."""
-    return {"python": platform.python_version(), **{name: _version_of(name) for name in _LIBRARIES}}
+def versions(libraries: Iterable[str] = ()) -> dict[str, str]:
+    """Of Python, of the libraries that decide what is built, and of others by the names that they are installed by."""
+    return {"python": platform.python_version(), **library_versions([*_LIBRARIES, *libraries])}
+
+
+def library_versions(libraries: Iterable[str]) -> dict[str, str]:
+    """Installed versions by name; `none` where one is not installed."""
+    return {name: version_of(name) for name in libraries}
 
 
 @lru_cache(maxsize=256)
-def _version_of(package: str) -> str:
+def version_of(package: str) -> str:
+    """The version of an installed package, or `none`."""
     try:
         return version(package)
     except PackageNotFoundError:

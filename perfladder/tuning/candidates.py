@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from perfladder.backend.base import Backend, BuildRequest, Built
 from perfladder.models import digest
-from perfladder.tuning.cache import source_of
+from perfladder.tuning.build_log import LOG_FILE, logged_here
+from perfladder.tuning.cache import library_versions, source_of
 from perfladder.tuning.correctness import TOLERANCES, Case, Expected, check, expectations
 from perfladder.tuning.isolation import TrialLimits, try_in_child
 from perfladder.tuning.measure import Arguments, MeasuringStop, Meter, ProfilingStop, Timing, measure_pairs
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
     import torch
 
     from perfladder.tuning.cache import BuildCache
+    from perfladder.tuning.control import ModuleControl
     from perfladder.tuning.graphs import GraphSpec
-    from perfladder.tuning.module import ModuleControl
 
 _logger = logging.getLogger("perfladder.tuning")
 
@@ -188,6 +189,7 @@ class GraphWork:
             record = record.model_copy(
                 update={"trial_s": trial.duration_s, "peak_host_rss_bytes": trial.peak_host_rss_bytes}
             )
+            record = self._with_log(record, backend)
             if trial.error is not None:
                 return ended("failed", trial.error)
         start = time.monotonic()
@@ -197,8 +199,9 @@ class GraphWork:
                 start = time.monotonic()
             built = self._build(backend)
         except (Exception, SystemExit) as error:  # some compilers exit where they should raise
+            record = self._with_log(record, backend)
             return ended("failed", f"{type(error).__name__}: {error}")
-        record = record.model_copy(
+        record = self._with_log(record, backend).model_copy(
             update={"build_s": round(time.monotonic() - start, 3), "details": dict(built.details)}
         )
         try:
@@ -297,17 +300,30 @@ class GraphWork:
 
     def _build(self, backend: Backend) -> Built:
         self.num_builds += 1
-        with self.cache.inductor():
-            return backend.build(self._request(backend))
+        request = self._request(backend)
+        with self.cache.inductor(), logged_here(backend, request):
+            return backend.build(request)
+
+    def _with_log(self, record: CandidateRecord, backend: Backend) -> CandidateRecord:
+        path = self.build_folder(backend) / LOG_FILE
+        return record.model_copy(update={"log_file": str(path)}) if path.is_file() else record
 
     def _request(self, backend: Backend) -> BuildRequest:
         folder = self.build_folder(backend)
         folder.mkdir(parents=True, exist_ok=True)
-        return BuildRequest(self.control.inner, self.control.plain, self.graph, self.samples, self.device, folder)
+        return BuildRequest(
+            self.control.inner,
+            self.control.plain,
+            self.graph,
+            self.samples,
+            self.device,
+            folder,
+            self.cache.shared_folder,
+        )
 
     def _build_key(self, backend: Backend) -> str:
         sizes = [spec.max_shape for spec in self.graph.inputs]  # a search for larger batches may have changed them
-        code = source_of(type(backend))
+        code = [[source_of(kind) for kind in backend.classes], library_versions(backend.libraries)]
         return digest([self.key, sizes, backend.name, code, backend.config.model_dump(mode="json")])
 
     def _key(self, backend: Backend, protocol: Protocol) -> str:

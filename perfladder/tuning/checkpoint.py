@@ -25,11 +25,13 @@ from perfladder.models import Model
 from perfladder.text import near_names
 from perfladder.tuning.archive import Archive, open_archive, write_archive
 from perfladder.tuning.archive_format import FORMAT_VERSION
+from perfladder.tuning.build_log import LOG_FILE
 from perfladder.tuning.cache import BuildCache, code_digest, device_name, versions
 from perfladder.tuning.config import config
+from perfladder.tuning.control import Chosen, ModuleControl
 from perfladder.tuning.graphs import GraphTable, TableModel
 from perfladder.tuning.logs import only_own_messages
-from perfladder.tuning.module import Chosen, Module, ModuleControl, control_of
+from perfladder.tuning.module import Module, control_of
 from perfladder.tuning.records import DecisionRecord
 from perfladder.tuning.wrap import replace_modules, wrapped_in
 
@@ -105,8 +107,11 @@ def save(obj: Any, path: str | Path) -> Path:
             same = _write_weights(control, weights)
             members[f"{number}/{_WEIGHTS}"] = weights
             saved.append(_saved_module(control, number, same, members))
+        backends = [chosen.backend for control in controls for chosen in control.chosen if chosen.backend is not None]
         manifest = SavedManifest(
-            created_at=datetime.now(UTC).isoformat(timespec="seconds"), versions=versions(), modules=saved
+            created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            versions=versions(name for backend in backends for name in backend.libraries),
+            modules=saved,
         )
         write_archive(target, members, manifest)
     return target
@@ -214,7 +219,7 @@ def _saved_module(
                 config=chosen.backend.config.model_dump(mode="json") if chosen.backend else {},
                 description=chosen.description,
                 files=list(files),
-                record=chosen.record,
+                record=_without_logs(chosen.record),
             )
         )
     return SavedModule(
@@ -233,7 +238,16 @@ def _saved_module(
 def _files_in(folder: Path | None) -> dict[str, Path]:
     if folder is None or not folder.is_dir():
         return {}
-    return {str(file.relative_to(folder)): file for file in sorted(folder.rglob("*")) if file.is_file()}
+    files = (file for file in sorted(folder.rglob("*")) if file.is_file() and file != folder / LOG_FILE)
+    return {str(file.relative_to(folder)): file for file in files}
+
+
+def _without_logs(record: DecisionRecord | None) -> DecisionRecord | None:
+    """Logs stay on the machine that built: they tell its paths."""
+    if record is None:
+        return None
+    candidates = [candidate.model_copy(update={"log_file": None}) for candidate in record.candidates]
+    return record.model_copy(update={"candidates": candidates})
 
 
 def _type_of(module: nn.Module) -> str:
@@ -383,14 +397,14 @@ def _check_environment(
     """Refuse what cannot be used here, and tell what is built again."""
     if backend is None:
         return
-    if reason := backend.why_not(device):
+    if reason := backend.why_not_load(device):
         raise ArchiveError(f"{archive.path}: {entry.name} needs {choice.description}, which is not possible: {reason}.")
     if choice.files and backend.writes_code and not trust:
         raise ArchiveError(
             f"{archive.path}: {choice.description} of {entry.name} comes with files that are code. Load it with "
             "trust=True only if you know where the archive is from."
         )
-    here = {**versions(), "device": device_name(device)}
+    here = {**versions(backend.libraries), "device": device_name(device)}
     there = {**manifest.versions, "device": entry.device_name}
     changed = [
         f"{name} {there.get(name, 'none')} there, {value} here"
@@ -420,7 +434,7 @@ def _put_in_place(plan: _Plan, obj: Any) -> Any:
     graphs = {graph.name: graph for graph in plan.table.graphs}
     with cache.inductor():
         chosen = [
-            _served(control, graphs[choice.graph], choice, backend, folder, plan.device)
+            _served(control, graphs[choice.graph], choice, backend, folder, plan.device, cache.shared_folder)
             for choice, backend, folder in plan.backends
         ]
     control.set_tuned(plan.table, chosen, config.snapshot())
@@ -438,9 +452,10 @@ def _served(
     backend: Backend | None,
     folder: Path,
     device: torch.device,
+    shared_folder: Path,
 ) -> Chosen:
     if backend is None:
         return Chosen(graph, None, choice.description, record=choice.record)
-    request = BuildRequest(control.inner, control.plain, graph, (), device, folder)
+    request = BuildRequest(control.inner, control.plain, graph, (), device, folder, shared_folder)
     built = backend.build(request, is_saved=True)
     return Chosen(graph, built.call, choice.description, backend, folder, choice.record, built.owns_weights)

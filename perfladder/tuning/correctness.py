@@ -84,7 +84,11 @@ def expectations(plain: Callable[..., Any], cases: Sequence[Case], device: torch
 
 
 def check(
-    candidate: Callable[..., Any], expected: Sequence[Expected], device: torch.device, gate: QualityGate | None
+    candidate: Callable[..., Any],
+    expected: Sequence[Expected],
+    device: torch.device,
+    gate: QualityGate | None,
+    tolerances: Mapping[str, float] = TOLERANCES,
 ) -> Correctness:
     """Run a candidate in all cases; the first one that is wrong ends it.
 
@@ -93,6 +97,7 @@ def check(
         expected: From `expectations`.
         device: Where it runs.
         gate: For a candidate that is lossy by design: a measure of likeness instead of tolerances.
+        tolerances: By dtype, as `TOLERANCES`.
     """
     worst_abs, worst_rel, worst_quality = 0.0, 0.0, None
     for number, one in enumerate(expected, 1):
@@ -100,11 +105,11 @@ def check(
         differences = compare_values(one.output, output, names=("in the plain module", "in the candidate"))
         worst_abs = max([worst_abs, *(d.max_abs_error for d in differences.values())])
         worst_rel = max([worst_rel, *(d.max_rel_error for d in differences.values())])
-        wrong, quality = _wrong_outputs(one.output, output, differences, gate)
+        wrong, quality = _wrong_outputs(one.output, output, differences, gate, tolerances)
         if quality is not None:
             worst_quality = quality if worst_quality is None else min(worst_quality, quality)
         wrong = wrong or _held_otherwise(one.containers, containers) or _moved(one.output, output)
-        wrong = wrong or _not_comparable(one.opaque, opaque) or _wrong_inputs(one, inputs, gate)
+        wrong = wrong or _not_comparable(one.opaque, opaque) or _wrong_inputs(one, inputs, gate, tolerances)
         if wrong is not None:
             return Correctness(number, worst_abs, worst_rel, worst_quality, f"{one.case.label}: {wrong}")
     return Correctness(len(expected), worst_abs, worst_rel, worst_quality, None)
@@ -149,10 +154,16 @@ def seeded(device: torch.device) -> Iterator[None]:
 
 
 def _wrong_outputs(
-    expected: Encoded, found: Encoded, differences: dict[str, Difference], gate: QualityGate | None
+    expected: Encoded,
+    found: Encoded,
+    differences: dict[str, Difference],
+    gate: QualityGate | None,
+    tolerances: Mapping[str, float],
 ) -> tuple[str | None, float | None]:
     beyond = {
-        path: difference for path, difference in differences.items() if not _is_accepted(expected, path, difference)
+        path: difference
+        for path, difference in differences.items()
+        if not is_accepted(expected, path, difference, tolerances)
     }
     if gate is None or not beyond:
         return _told(beyond), None
@@ -164,8 +175,9 @@ def _wrong_outputs(
     return gate.why_not(value), value
 
 
-def _is_accepted(expected: Encoded, path: str, difference: Difference) -> bool:
-    tolerance = TOLERANCES.get(_dtype(expected, path))
+def is_accepted(expected: Encoded, path: str, difference: Difference, tolerances: Mapping[str, float]) -> bool:
+    """Whether a difference at a path is within the tolerance of what is expected there."""
+    tolerance = tolerances.get(_dtype(expected, path))
     return difference.is_of_numbers and tolerance is not None and difference.max_rel_error <= tolerance
 
 
@@ -227,9 +239,11 @@ def _moved(expected: Encoded, found: Encoded) -> str | None:
     return None
 
 
-def _wrong_inputs(expected: Expected, inputs: Encoded, gate: QualityGate | None) -> str | None:
+def _wrong_inputs(
+    expected: Expected, inputs: Encoded, gate: QualityGate | None, tolerances: Mapping[str, float]
+) -> str | None:
     differences = compare_values(expected.inputs, inputs)
-    wrong = {p: d for p, d in differences.items() if not _is_accepted(expected.inputs, p, d)}
+    wrong = {p: d for p, d in differences.items() if not is_accepted(expected.inputs, p, d, tolerances)}
     if not wrong or (gate is not None and expected.changes_inputs):
         return None
     path = next(iter(wrong))

@@ -126,7 +126,8 @@ class GraphSpec:
         self._update()
 
     def extend_max_batch_size(self, batch_size: int) -> None:
-        """Let detected batch axes reach up to a batch size that was tried and worked; stated ones stay as they are."""
+        """Let detected batch axes reach up to a batch size that was tried and worked, no further than stated ones."""
+        batch_size = min(batch_size, self.get_batch_size_limit() or batch_size)
         if batch_size > self.get_max_batch_size():
             self._max_batch_size = batch_size
             self._update()
@@ -162,6 +163,25 @@ class GraphSpec:
         """The number of samples to build for where a backend prefers one."""
         least = min((spec.opt_shape[axis] // times for spec, axis, times in self._batch_axes()), default=1)
         return max(least, self.get_min_batch_size())
+
+    def get_batch_size_limit(self) -> int | None:
+        """The greatest number of samples that stated sizes allow; None where none of them has a batch axis."""
+        limits = [
+            spec.max_shape[axis] // times
+            for spec, axis, times in self._batch_axes()
+            if spec.semantic_path in self._stated
+        ]
+        return min(limits, default=None)
+
+    def size_range(self, spec: TensorSpec, axis: int) -> tuple[int, int]:
+        """The least and the largest size of an input's axis in calls that the graph covers.
+
+        An axis that calls have shown to follow the batch is bounded by all the others that do.
+        """
+        times = self.entries_for_each_sample(spec, axis)
+        if times is None:
+            return spec.min_shape[axis], spec.max_shape[axis]
+        return times * self.get_min_batch_size(), times * self.get_max_batch_size()
 
     def _batch_axes(self) -> list[tuple[TensorSpec, int, int]]:
         return [(spec, axis, times) for spec in self.inputs for axis, times in spec.batch_axes.items()]

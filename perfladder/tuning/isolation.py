@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import select
-import signal
 import subprocess
 import sys
 import tempfile
@@ -15,16 +12,13 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from perfladder import guard
+from perfladder.child import ChildLimits, ask_child
+from perfladder.tuning.build_log import BuildLog
 
 if TYPE_CHECKING:
     from perfladder.backend.base import Backend, BuildRequest
-
-_POLL_S: Final = 0.2
-_END_S: Final = 10.0
-_TAIL_BYTES: Final = 2000
 
 
 @dataclass(frozen=True)
@@ -63,53 +57,31 @@ def try_in_child(backend: Backend, request: BuildRequest, limits: TrialLimits) -
     """Build, and run what was built, in a fresh process.
 
     The module and its samples go there through a pipe, pickled for that process alone; no file is written. A module
-    that cannot be sent this way is an error: such a backend then does not run here at all.
+    that cannot be sent this way is an error: such a backend then does not run here at all. All that the process prints
+    goes into the log of the build.
     """
     if not limits.is_wanted:
         return Trial(None, 0.0)
     start = time.monotonic()
-    with tempfile.TemporaryFile() as log:
-        error, peak = _run(backend, request, limits, log.fileno(), start + limits.timeout_s)
-        if error is not None and error.startswith("its process"):
-            log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
-            printed = log.read().decode(errors="replace").strip()
-            error += f". Its last output:\n{printed}" if printed else ". It printed nothing"
-    return Trial(error, round(time.monotonic() - start, 3), peak)
+    senders: list[_Sender] = []
+    log = BuildLog(backend, request, in_child=True)
 
+    def send(process: subprocess.Popen[bytes]) -> threading.Thread:
+        senders.append(_Sender(process, backend, request, limits.cache_dir))
+        return senders[0]
 
-def _run(
-    backend: Backend, request: BuildRequest, limits: TrialLimits, log_fd: int, deadline: float
-) -> tuple[str | None, int | None]:
-    answer_read, answer_write = os.pipe()
-    lifeline_read, lifeline_write = os.pipe()
-    python = [sys.executable, "-P", "-X", "faulthandler", "-m", "perfladder.tuning.trial", str(answer_write)]
-    process = subprocess.Popen(
-        [sys.executable, "-I", "-S", guard.__file__, str(lifeline_read), *python],
-        stdin=subprocess.PIPE,
-        stdout=log_fd,
-        stderr=log_fd,
-        pass_fds=(answer_write, lifeline_read),
-        start_new_session=True,
-    )
-    for fd in (answer_write, lifeline_read):
-        os.close(fd)
-    sender = _Sender(process, backend, request, limits.cache_dir)
-    try:
-        sender.start()
-        answer, peak, why = _wait(process, answer_read, limits, deadline)
-    finally:
-        os.close(lifeline_write)
-        process.wait()
-        sender.join()
-        os.close(answer_read)
-    if sender.error is not None:
-        return sender.error, peak
-    if why is not None:
-        return why, peak
-    if not answer:
-        return f"its process ended: {_reason(process.returncode)}", peak
-    error: str | None = json.loads(answer)["error"]
-    return error, peak
+    with tempfile.TemporaryFile() as output:
+        found = ask_child(
+            lambda answer_fd: ["-P", "-X", "faulthandler", "-m", "perfladder.tuning.trial", str(answer_fd)],
+            ChildLimits(limits.timeout_s, limits.max_memory_bytes, "config.build_timeout_s"),
+            output,
+            send=send,
+        )
+        error = senders[0].error or found.error
+        if error is None:
+            error = json.loads(found.answer)["error"]
+        log.write(output, "built, and run on all samples" if error is None else f"failed: {error}")
+    return Trial(error, round(time.monotonic() - start, 3), found.peak_host_rss_bytes)
 
 
 class _Sender(threading.Thread):
@@ -135,11 +107,12 @@ class _Sender(threading.Thread):
             "samples": request.samples,
             "device": str(request.device),
             "folder": str(request.folder),
+            "shared_folder": request.shared_folder,
             "cache_dir": self._cache_dir,
         }
         try:
             self._process.stdin.write(json.dumps(sys.path).encode() + b"\n")
-            with _by_value([*(type(part) for part in request.module.modules()), type(backend)]):
+            with _by_value([*(type(part) for part in request.module.modules()), *backend.classes]):
                 cloudpickle.dump(work, self._process.stdin)
             self._process.stdin.flush()
         except BrokenPipeError:
@@ -176,44 +149,3 @@ def _is_importable(name: str) -> bool:
     package = name.partition(".")[0]
     finders = [finder for finder in sys.meta_path if hasattr(finder, "find_spec")]
     return any(finder.find_spec(package, None) is not None for finder in finders)
-
-
-def _wait(
-    process: subprocess.Popen[bytes], answer_fd: int, limits: TrialLimits, deadline: float
-) -> tuple[bytes, int | None, str | None]:
-    """The answer, the largest memory seen, and why the child is to be ended."""
-    peak = 0
-    answer = b""
-    poller = select.poll()
-    poller.register(answer_fd, select.POLLIN)
-    while True:
-        if poller.poll(_POLL_S * 1000):
-            chunk = os.read(answer_fd, 1 << 16)
-            answer += chunk
-            if not chunk:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(_END_S)  # so that its own end is what the guard reports
-                return answer, peak or None, None
-        peak = max(peak, _memory_of(process.pid))
-        if limits.max_memory_bytes is not None and peak > limits.max_memory_bytes:
-            return b"", peak, f"it took {peak} bytes of memory; the limit is {limits.max_memory_bytes}"
-        if time.monotonic() > deadline:
-            return b"", peak or None, f"it did not end within {limits.timeout_s:g} s (config.build_timeout_s)"
-
-
-def _memory_of(root: int) -> int:
-    """Resident memory of all processes below one."""
-    page = os.sysconf("SC_PAGE_SIZE")
-    total = 0
-    for pid in guard.descendants(root):
-        try:
-            total += int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * page
-        except (OSError, IndexError):
-            continue
-    return total
-
-
-def _reason(code: int) -> str:
-    if code > 128 and code - 128 in set(signal.Signals):
-        return f"killed by {signal.Signals(code - 128).name}"
-    return f"it exited with code {code}"

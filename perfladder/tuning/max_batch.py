@@ -27,21 +27,25 @@ def find_max_batch_size(work: GraphWork, stop: ProfilingStop) -> int | None:
         stop: When throughput counts as saturated.
 
     Returns:
-        The largest batch size now; None for a graph without a batch axis, which is not searched.
+        The largest batch size now, which is never above a stated one; None for a graph without a batch axis, which is
+        not searched.
     """
     graph = work.graph
     if not graph.has_batch_axis:
         return None
-    most = graph.get_max_batch_size()
+    most, limit = graph.get_max_batch_size(), graph.get_batch_size_limit()
+    if limit is not None and limit <= most:
+        return most
     key = digest([work.key, "max batch size", most, repr(stop)])
     if (known := work.cache.read_number(key)) is not None:
         graph.extend_max_batch_size(known)
         return known
     throughputs: list[float] = []
     best, best_size = 0.0, most
-    for size in (1 << power for power in range(_MAX_POWER + 1)):
-        if size < most:
-            continue
+    sizes = [size for size in (1 << power for power in range(_MAX_POWER + 1)) if size >= most]
+    if limit is not None:
+        sizes = [*(size for size in sizes if size < limit), limit]
+    for size in sizes:
         throughput = _throughput(work, size)
         if throughput is None:
             break

@@ -77,6 +77,9 @@ class CandidateRecord(Model):
     build_s: float | None = Field(default=None, description="The build in this process, first runs included.")
     trial_s: float | None = Field(default=None, description="The first build, in a process of its own.")
     peak_host_rss_bytes: int | None = Field(default=None, description="Of that process.")
+    log_file: str | None = Field(
+        default=None, description="What its builds printed, `build.log` in their folder; None: nothing was built."
+    )
     details: dict[str, JsonValue] = {}
     correctness: CorrectnessRecord | None = None
     measurements: list[Measurement] = []

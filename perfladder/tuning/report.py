@@ -20,7 +20,7 @@ from perfladder.tuning.specs import ScalarSpec, TensorSpec
 
 if TYPE_CHECKING:
     from perfladder.tuning.candidates import GraphWork
-    from perfladder.tuning.module import ModuleControl
+    from perfladder.tuning.control import ModuleControl
     from perfladder.tuning.strategies import TuneStrategy
 
 _logger = logging.getLogger("perfladder.tuning")
@@ -139,7 +139,7 @@ class TuningReport(Model):
         raise InputError(f"No module {name!r} was tuned; there are {', '.join(m.name for m in self.modules)}.")
 
     def describe(self) -> str:
-        """What was chosen, a line for each graph."""
+        """What was chosen, a line for each graph, and where the logs of builds that failed are."""
         lines = []
         for module in self.modules:
             if module.error is not None:
@@ -149,6 +149,9 @@ class TuningReport(Model):
                     lines.append(
                         f"{module.name}, graph {graph.name}: {graph.decision.selected}. {graph.decision.reason}"
                     )
+                for candidate in graph.decision.candidates if graph.decision is not None else graph.candidates:
+                    if candidate.status == "failed" and candidate.log_file is not None:
+                        lines.append(f"  {candidate.description} failed; its log: {candidate.log_file}")
         return "\n".join(lines)
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import Any, ClassVar, Final, Literal, Self
 
 from perfladder.backend.base import Backend
@@ -23,6 +24,8 @@ MIN_SPEEDUP_PERCENT: Final = 1.0
 """Least gain over the plain module; the interval of the speedup has to lie above it."""
 
 Validation = bool | Literal["diagnostic"]
+Milliseconds = Callable[[Measurement], float]
+"""The duration of a call that a measurement stands for."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -232,6 +235,10 @@ class FirstWinsStrategy(_Validated):
 class _Profiled(TuneStrategy):
     """Strategies that time all candidates and take the best one."""
 
+    def backends_for(self, module: Any, device_type: str) -> list[Backend]:
+        """Those that were given, or all that build such a module exactly."""
+        return self.backends if self.backends is not None else all_backends(module, device_type)
+
     def _choose(self, work: GraphWork, backends: Sequence[Backend]) -> Decision:
         protocol = self._profile(work)
         candidates = [
@@ -240,13 +247,14 @@ class _Profiled(TuneStrategy):
         ]
         judged: list[Candidate] = []
         best: tuple[float, Candidate, Measurement] | None = None
+        typical_ms = _typical_ms(candidates)
         for candidate in candidates:
-            found = self._best(candidate.record.measurements) if candidate.is_usable else None
+            found = self._best(candidate.record.measurements, typical_ms) if candidate.is_usable else None
             if candidate.is_usable and not _is_baseline(candidate.backend):
                 why = self._why_not(candidate, found)
                 candidate = _rejected(candidate, why) if why else candidate
-                if found is not None and why is None and (best is None or self._score(found) > best[0]):
-                    best = (self._score(found), candidate, found)
+                if found is not None and why is None and (best is None or self._score(found, typical_ms) > best[0]):
+                    best = (self._score(found, typical_ms), candidate, found)
             judged.append(candidate)
         if best is None:
             return self._without_winner(work, judged)
@@ -257,9 +265,9 @@ class _Profiled(TuneStrategy):
     def _profile(self, work: GraphWork) -> Protocol:
         return self._protocol(self._batch_sizes(work))
 
-    def _best(self, measurements: Sequence[Measurement]) -> Measurement | None:
+    def _best(self, measurements: Sequence[Measurement], typical_ms: Milliseconds) -> Measurement | None:
         """The measurement that stands for a candidate."""
-        return max(measurements, key=self._score, default=None)
+        return max(measurements, key=lambda one: self._score(one, typical_ms), default=None)
 
     def _why_not(self, candidate: Candidate, found: Measurement | None) -> str | None:
         """Why a right candidate does not take part."""
@@ -268,8 +276,8 @@ class _Profiled(TuneStrategy):
         is_demanded = self._validation is True and found.comparison.verdict != "faster"
         return f"no faster at batch size {found.batch_size}: {found.comparison.reason}" if is_demanded else None
 
-    def _score(self, measurement: Measurement) -> float:
-        return measurement.throughput_items_per_s
+    def _score(self, measurement: Measurement, typical_ms: Milliseconds) -> float:
+        return measurement.batch_size / typical_ms(measurement)
 
     def _praise(self, found: Measurement) -> str:
         return (
@@ -298,8 +306,8 @@ class MinLatencyStrategy(_Profiled):
         least = work.graph.get_min_batch_size() if work.graph.has_batch_axis else work.batch_sizes[0]
         return self._protocol([least], profiling=AllSamplesProfilingStopStrategy())
 
-    def _score(self, measurement: Measurement) -> float:
-        return -measurement.candidate_p50_ms
+    def _score(self, measurement: Measurement, typical_ms: Milliseconds) -> float:
+        return -typical_ms(measurement)
 
     def _praise(self, found: Measurement) -> str:
         return f"{found.candidate_p50_ms:.4g} ms a call, {found.comparison.speedup or 0:.3g} times as fast as before"
@@ -338,8 +346,8 @@ class LatencyBudgetStrategy(_Profiled):
     def _profile(self, work: GraphWork) -> Protocol:
         return self._protocol(self._batch_sizes(work), budget_ms=self.latency_budget_ms)
 
-    def _best(self, measurements: Sequence[Measurement]) -> Measurement | None:
-        return super()._best([m for m in measurements if m.candidate_p50_ms <= self.latency_budget_ms])
+    def _best(self, measurements: Sequence[Measurement], typical_ms: Milliseconds) -> Measurement | None:
+        return super()._best([m for m in measurements if m.candidate_p50_ms <= self.latency_budget_ms], typical_ms)
 
     def _why_not(self, candidate: Candidate, found: Measurement | None) -> str | None:
         if found is None and candidate.record.measurements:
@@ -358,21 +366,60 @@ class LatencyBudgetStrategy(_Profiled):
         return super()._without_winner(work, judged)
 
 
+def _typical_ms(candidates: Sequence[Candidate]) -> Milliseconds:
+    """Durations that can be compared between candidates, which were timed one after the other.
+
+    Meanwhile a machine becomes faster or slower. What each was timed in turns with is the same plain module, so its
+    median over all candidates, divided by a candidate's own speedup, is free of that.
+    """
+    plain: dict[int, list[float]] = {}
+    for measurement in (one for candidate in candidates for one in candidate.record.measurements):
+        plain.setdefault(measurement.batch_size, []).append(measurement.baseline_p50_ms)
+
+    def typical_ms(measurement: Measurement) -> float:
+        speedup = measurement.comparison.speedup
+        return median(plain[measurement.batch_size]) / speedup if speedup else measurement.candidate_p50_ms
+
+    return typical_ms
+
+
 def default_backends(module: Any, device_type: str) -> list[Backend]:
-    """What is tried where none are given: Inductor, for convolutions also channels-last, then the plain module."""
+    """What is tried where none are given: on CUDA TensorRT by both exporters, then Inductor, then the plain module.
+
+    For convolutions Inductor and the plain module are tried in channels-last too. What is not installed, or does not
+    run on the device, is not applicable and costs nothing.
+    """
     from torch import nn
 
     from perfladder.backend.inductor_jit import TorchInductorJitBackend
+    from perfladder.backend.tensorrt import TensorRTBackend
 
     convolutions = (nn.Conv2d, nn.ConvTranspose2d)
     has_convolutions = any(isinstance(part, convolutions) for part in module.modules())
     found: list[Backend] = []
+    if device_type == "cuda":
+        found += [TensorRTBackend(), TensorRTBackend(use_dynamo=False)]
     if has_convolutions:
         found.append(TorchInductorJitBackend(memory_format="channels_last"))
     found.append(TorchInductorJitBackend())
     if has_convolutions:
         found.append(TorchEagerBackend(memory_format="channels_last"))
     return [*found, TorchEagerBackend()]
+
+
+def all_backends(module: Any, device_type: str) -> list[Backend]:
+    """What is timed where none are given: the defaults, with those before the plain module that build ahead of time."""
+    from perfladder.backend.inductor_aot import TorchInductorAotBackend
+    from perfladder.backend.onnxruntime import ONNXRuntimeBackend
+    from perfladder.backend.torch_tensorrt_aot import TorchTensorRTAotBackend
+    from perfladder.backend.torch_tensorrt_jit import TorchTensorRTJitBackend
+
+    found = default_backends(module, device_type)
+    plain = [backend for backend in found if isinstance(backend, TorchEagerBackend)]
+    ahead: list[Backend] = [TorchInductorAotBackend(), ONNXRuntimeBackend()]
+    if device_type == "cuda":
+        ahead += [TorchTensorRTAotBackend(), TorchTensorRTJitBackend()]
+    return [*(backend for backend in found if backend not in plain), *ahead, *plain]
 
 
 def _is_baseline(backend: Backend) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import logging
 import os
 import pickle
 import sys
@@ -33,15 +34,22 @@ def _try(work_stream: object) -> str | None:
 
     from perfladder._torch_private import inductor_cache
     from perfladder.backend.base import BuildRequest
+    from perfladder.tuning.build_log import told_by
 
+    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
     try:
         # Written by the parent process into this process's own pipe a moment ago; nothing else is ever unpickled.
         work = pickle.load(work_stream)  # type: ignore[arg-type]
         module, device = work["module"], torch.device(work["device"])
         _lend_names(module)
-        request = BuildRequest(module, module.forward, work["graph"], work["samples"], device, Path(work["folder"]))
+        folders = Path(work["folder"]), work["shared_folder"]
+        request = BuildRequest(module, module.forward, work["graph"], work["samples"], device, *folders)
         cache_dir = work["cache_dir"]
-        with nullcontext() if cache_dir is None else inductor_cache(cache_dir), torch.no_grad():
+        with (
+            nullcontext() if cache_dir is None else inductor_cache(cache_dir),
+            torch.no_grad(),
+            told_by(lambda line: print(line, file=sys.stderr, flush=True)),
+        ):
             built = work["backend"].build(request)
             for args, kwargs in request.calls():
                 built.call(*args, **kwargs)

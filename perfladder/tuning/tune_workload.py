@@ -18,7 +18,7 @@ from perfladder.target import LoadedTarget
 from perfladder.tuning.tune_request import TuneRequest
 
 if TYPE_CHECKING:
-    from perfladder.tuning.module import ModuleControl
+    from perfladder.tuning.control import ModuleControl
     from perfladder.tuning.progress import TuneProgress
     from perfladder.tuning.quality import QualityGate
     from perfladder.tuning.report import TuningReport
@@ -41,6 +41,7 @@ class TriedCandidate(Model):
     quality: float | None
     build_s: float | None
     trial_s: float | None
+    log_file: str | None = Field(default=None, description="What its builds printed; None: nothing was built.")
 
 
 class TunedGraph(Model):
@@ -385,4 +386,5 @@ def _candidate_of(record: Any) -> TriedCandidate:
         quality=right.quality if right else None,
         build_s=record.build_s,
         trial_s=record.trial_s,
+        log_file=record.log_file,
     )

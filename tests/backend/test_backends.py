@@ -353,7 +353,7 @@ class Mine(Backend):
 class TestRegistry:
     @pytest.fixture(autouse=True)
     def _as_before(self, monkeypatch):
-        monkeypatch.setattr(registry, "_registered", dict(registry._registered))
+        monkeypatch.setattr(registry._backends, "_registered", dict(registry._backends._registered))
 
     def test_names_of_perfladders_own(self):
         assert find_backend("eager") is pl.backend.TorchEagerBackend

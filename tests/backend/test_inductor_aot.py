@@ -208,6 +208,8 @@ def test_a_saved_module_needs_trust_and_no_compiler(tmp_path, monkeypatch):
     with pytest.raises(ArchiveError, match="trust=True"):
         pl.load(fresh(1), tmp_path / "mlp.ait")
     monkeypatch.setattr("perfladder._torch_private.compile_to_package", None)
+    monkeypatch.setattr("perfladder.backend.inductor_jit.has_cpp_compiler", lambda: False)
+    assert "needs a C++ compiler" in TorchInductorAotBackend().why_not(torch.device("cpu"))
     other = pl.load(fresh(1), tmp_path / "mlp.ait", trust=True)
     x = torch.randn(3, 3, 20, 16)
     assert torch.equal(other(x), wrapper(x))

@@ -2,6 +2,9 @@
 
 import dataclasses
 import functools
+import importlib.util
+import logging
+import warnings
 
 import pytest
 import torch
@@ -10,8 +13,10 @@ from torch import nn
 
 import perfladder as pl
 from perfladder.backend import ONNXRuntimeBackend
+from perfladder.backend.exported import quiet
 from perfladder.backend.ort_session import open_session
 from perfladder.errors import InputError, TuningError
+from perfladder.tuning.build_log import told_by
 from perfladder.tuning.module import control_of
 
 onnx = pytest.importorskip("onnx")
@@ -45,6 +50,22 @@ def test_the_exporters_report_is_kept(request_of):
     ONNXRuntimeBackend().build(request)
     assert "ONNX" in (request.folder / "build.log").read_text()
     assert {file.name for file in request.folder.iterdir()} == {"model.onnx", "build.log", "build.json"}
+
+
+def test_what_the_exporter_tells_goes_into_the_log_of_the_build_and_nowhere_else(request_of, capfd):
+    told = []
+    with told_by(told.append), quiet():
+        for _ in range(2):
+            warnings.warn("of its own code", DeprecationWarning, stacklevel=1)
+        logging.getLogger("torch.onnx.exporter").warning("skipping %s", "an operator")
+        logging.getLogger("onnxscript.optimizer").warning("not folded")
+    assert told[:2] == [
+        "WARNING torch.onnx.exporter: skipping an operator",
+        "WARNING onnxscript.optimizer: not folded",
+    ]
+    assert told[2].endswith("DeprecationWarning: of its own code (2 times)")
+    assert len(told) == 3
+    assert capfd.readouterr() == ("", "")
 
 
 def test_results_of_known_sizes_are_written_into_memory_of_torch(request_of):
@@ -318,7 +339,7 @@ def test_an_input_on_another_device_is_refused(request_of):
         call(torch.empty(2, 8, device="meta"))
 
 
-def test_a_tuned_module_is_saved_and_loaded_without_trust(tmp_path):
+def test_a_tuned_module_is_saved_and_loaded_with_the_runtime_alone(tmp_path, monkeypatch):
     def fresh():
         return Nested().eval()
 
@@ -331,6 +352,11 @@ def test_a_tuned_module_is_saved_and_loaded_without_trust(tmp_path):
     report = pl.tune(wrapper, samples)
     assert report.modules[0].error is None, report.describe()
     pl.save(wrapper, tmp_path / "nested.ait")
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name in ("onnx", "onnxscript") else find(name, *rest)
+    )
+    assert "not installed: pip install onnx onnxscript" in ONNXRuntimeBackend().why_not(CPU)
     other = pl.load(fresh(), tmp_path / "nested.ait")
     args, kwargs = nested_call(2)
     expected, result = wrapper(*args, **kwargs), other(*args, **kwargs)

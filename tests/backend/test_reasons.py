@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from perfladder.backend.reasons import explain_export_failure
+from perfladder.backend.reasons import ParserFault, explain_export_failure, explain_parser_faults
 from perfladder.errors import TuningError
 
 
@@ -87,3 +87,16 @@ def test_other_failures_keep_their_first_line_without_colours():
 
 def test_own_errors_keep_their_words():
     assert explain_export_failure(TuningError("as it is, out of memory")) == "as it is, out of memory"
+
+
+def test_all_that_a_parser_refuses_is_told_by_kind():
+    faults = [
+        ParserFault("UNSUPPORTED_NODE", "Unique", "node_unique", "false"),
+        ParserFault("INVALID_NODE", "DFT", "node_dft", 'creator && "Plugin not found, is the name correct?"'),
+        ParserFault("INVALID_NODE", "MatMul", "node_matmul", "types differ\nand more"),
+        ParserFault("MEM_ALLOC_FAILED", "", "node_large", "no room"),
+    ]
+    told = explain_parser_faults(faults)
+    assert told.startswith("unsupported operator: Unique (node_unique): not supported; DFT (node_dft): creator &&")
+    assert "refused model: MatMul (node_matmul): types differ. Next: try another opset_version" in told
+    assert "out of memory: MEM_ALLOC_FAILED (node_large): no room. Next: narrow the ranges" in told

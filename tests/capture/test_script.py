@@ -473,3 +473,14 @@ def test_names_with_quotes_and_newlines_stay_literals(tmp_path, folders, make_wo
     manifest = read_manifest(folders["noisy"]).model_copy(update={"stage": nasty})
     script.write_script(tmp_path, manifest, make_workload(target_args={nasty: nasty}), tmp_path)
     assert (constants(tmp_path)["STAGE"], constants(tmp_path)["TARGET_ARGS"]) == (nasty, {nasty: nasty})
+
+
+def test_a_range_for_nvidias_tools_is_refused_on_a_cpu(folders, refused):
+    refused(folders["noisy"], "ranges are for NVIDIA GPUs, and the device is cpu", "--nvtx")
+    assert constants(folders["noisy"])["NVTX_RANGE"] == "replay_noisy"
+
+
+def test_the_script_is_read_back_as_values_only(folders):
+    values = script.read_constants(folders["noisy"])
+    assert values == constants(folders["noisy"])
+    assert script.nvtx_range("down(0).attn/x@y") == "replay_down_0__attn_x_y"

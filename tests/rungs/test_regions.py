@@ -104,3 +104,28 @@ def test_shares_of_all_regions_and_the_residual_add_up_over_unequal_runs(loaded,
     pipe.__class__ = type("Uneven", (Pipe,), {"__call__": lambda self, steps: Pipe.__call__(self, next(counts))})
     result = measure(loaded, request(tmp_path, runs=3))
     assert sum(r.cpu_share for r in result.regions) + result.residual.cpu_share == pytest.approx(1, abs=2e-3)
+
+
+def test_stages_that_are_no_modules_are_regions_of_what_no_module_in_them_covers(wrap, tmp_path):
+    class Scheduler:
+        def step(self, x):
+            for _ in range(3):
+                x = x + 1
+            return x
+
+    class Pipe:
+        def __init__(self):
+            self.unet, self.scheduler = torch.nn.Linear(4, 4), Scheduler()
+
+        def encode(self, x):
+            return self.unet(x) * 2
+
+        def __call__(self):
+            return self.scheduler.step(self.encode(torch.ones(2, 4)))
+
+    request = RegionsRequest(trace_path=str(tmp_path / "t.json"), runs=1, stages=["scheduler.step", "encode", "unet"])
+    result = measure(wrap(Pipe()), request)
+    calls = {region.name: region.calls_per_run for region in result.regions}
+    assert calls == {"unet": 1, "scheduler.step": 1, "encode": 1}
+    whole = sum(region.cpu_share for region in result.regions) + result.residual.cpu_share
+    assert whole == pytest.approx(1)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +17,7 @@ import torch
 from toys import Faster
 
 from perfladder.backend import BuildRequest, Built
+from perfladder.tuning.build_log import tell
 
 
 class Hostile(Faster):
@@ -91,4 +94,22 @@ class Leaves(Hostile):
     def compile(self, request: BuildRequest) -> Built:
         if os.environ.get("PERFLADDER_TEST_PARENT") != str(os.getpid()):
             subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+        return super().compile(request)
+
+
+class Talks(Hostile):
+    """Says something by every way that there is, and more than a log holds."""
+
+    name = "toy_talks"
+
+    def compile(self, request: BuildRequest) -> Built:
+        print("to stdout")
+        os.write(1, b"past Python\n")
+        print("to stderr", file=sys.stderr)
+        subprocess.run([sys.executable, "-c", "print('of a process that it started')"], check=True)
+        logging.getLogger("toy.exporter").warning("a log record")
+        warnings.warn("a warning", RuntimeWarning, stacklevel=1)
+        tell("told by an exporter")
+        print("x" * (3 << 20))
+        print("the end", flush=True)
         return super().compile(request)

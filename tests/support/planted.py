@@ -9,17 +9,16 @@ def _stack(width, layers, dtype, device):
 
 
 class Scheduler:
-    """A loop's arithmetic: many tiny operators, and a wait for the device if it is asked for."""
+    """A loop's own arithmetic, some of it in Python, and a wait for the device if it is asked for."""
 
-    def __init__(self, waits, operators):
-        self.waits, self.operators = waits, operators
+    def __init__(self, waits):
+        self.waits = waits
 
     def step(self, noise, latents):
         scale = noise.float().abs().mean()
         if self.waits:
             scale = scale.item()
-        for _ in range(self.operators):
-            latents = latents * 0.999
+        self.last = sum(number * number for number in range(15_000))
         return latents + noise * 0.01 / (1 + scale)
 
 
@@ -29,7 +28,7 @@ class Denoiser:
     def __init__(self, device, waits):
         is_gpu = device != "cpu"
         self.unet = _stack(4096 if is_gpu else 256, 8, torch.float16 if is_gpu else torch.float32, device)
-        self.scheduler = Scheduler(waits, 60)
+        self.scheduler = Scheduler(waits)
         self.latents = torch.randn(4096 if is_gpu else 64, self.unet[0].in_features).to(
             device, self.unet[0].weight.dtype
         )

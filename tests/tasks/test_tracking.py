@@ -8,7 +8,9 @@ from mlflow.entities import Run
 
 from perfladder.errors import InputError, NotPossibleHereError
 from perfladder.ladder import rung_named
+from perfladder.nsight.diagnosis import Diagnosis, Observation
 from perfladder.rundir import RunDirectory
+from perfladder.rungs.ncu import NcuResult, ProfiledLaunch
 from perfladder.rungs.stages import StagesResult
 from perfladder.tasks import tracking
 from perfladder.tasks.store import Target
@@ -52,6 +54,20 @@ def test_a_run_becomes_a_parent_and_a_nested_run_a_rung(target: Target, make_run
     assert stages.data.metrics["stage/unet/self_ms_p50"] == 5.0
     assert artifacts(target, parent) == {"report.md", "run.json", "workload.yaml"}
     assert artifacts(target, stages) == {"metric_names.json", "stages.json"}
+
+
+def test_an_optional_rung_is_a_nested_run_with_its_report_as_artifact(target: Target, make_run: MakeRun) -> None:
+    run = make_run()
+    observation = Observation(metric="dram__throughput.avg.pct", value=92.0, unit="%", statement="-")
+    diagnosis = Diagnosis(verdict="memory", statement="-", observations=[observation])
+    launch = ProfiledLaunch(index=0, name="k", demangled_name="k", is_asked_kernel=True, diagnosis=diagnosis)
+    folder = run.rung_folder(5, "ncu")
+    (folder / "kernel.ncu-rep").write_bytes(b"NVR")
+    run.write_result(folder, "ncu", NcuResult(kernel="k", launches=[launch], verdict="memory"), "done", None)
+    assert upload(target, run) == []
+    found = runs_of(target)["5-ncu"]
+    assert found.data.metrics["launch/0/dram__throughput.avg.pct"] == 92.0
+    assert {"kernel.ncu-rep", "ncu.json"} <= artifacts(target, found)
 
 
 def test_uploading_again_changes_nothing(target: Target, make_run: MakeRun) -> None:

@@ -99,7 +99,7 @@ def test_values_of_settings_count(monkeypatch):
 
 def test_another_version_of_a_library_makes_another_key(monkeypatch):
     before = key()
-    monkeypatch.setattr(cache_module, "_version_of", lambda package: "0.0")
+    monkeypatch.setattr(cache_module, "version_of", lambda package: "0.0")
     assert key() != before
 
 

@@ -15,7 +15,7 @@ from torch import nn
 import perfladder as pl
 from perfladder.backend import Backend, BuildRequest, TorchEagerBackend, register_backend
 from perfladder.errors import ArchiveError, InputError
-from perfladder.tuning import checkpoint
+from perfladder.tuning import cache, checkpoint
 from perfladder.tuning.archive_write import write_archive
 from perfladder.tuning.module import control_of
 
@@ -76,7 +76,12 @@ class Bound(Writing):
         return False
 
 
-for _kind in (Writing, WritingCode, Bound):
+class Needing(Bound):
+    name = "test_needing"
+    libraries = ("a-compiler",)
+
+
+for _kind in (Writing, WritingCode, Bound, Needing):
     register_backend(_kind)
 
 SAMPLES = [torch.linspace(-1, 1, 3 * 64).reshape(3, 8, 8) * factor for factor in (1.0, 0.5)]
@@ -120,7 +125,11 @@ def test_what_was_measured_comes_along():
     pipe = tuned(TorchEagerBackend(memory_format="channels_last"))
     other = pl.load(Pipe(1), pl.save(pipe, "pipe.ait").absolute())
     before, after = (control_of(one.block).chosen[0].record for one in (pipe, other))
-    assert before == after
+    logs = [candidate.log_file for candidate in before.candidates]
+    assert [candidate.log_file for candidate in after.candidates] == [None], "logs stay where they are"
+    assert Path(logs[0]).is_file()
+    without_logs = {"candidates": {"__all__": {"log_file"}}}
+    assert before.model_dump(exclude=without_logs) == after.model_dump(exclude=without_logs)
     assert after.candidates[0].correctness.num_cases > 0
 
 
@@ -156,12 +165,22 @@ def test_another_environment_is_refused_by_name_or_built_again(monkeypatch, capl
     pl.save(tuned(Bound()), "bound.ait")
     pl.save(tuned(Writing()), "portable.ait")
     here = checkpoint.versions()
-    monkeypatch.setattr(checkpoint, "versions", lambda: {**here, "torch": "9.9"})
+    monkeypatch.setattr(checkpoint, "versions", lambda libraries: {**here, "torch": "9.9"})
     with pytest.raises(ArchiveError, match=r"torch .* there, 9\.9 here"):
         pl.load(Pipe(1), "bound.ait")
     with caplog.at_level("WARNING", logger="perfladder.tuning"):
         pl.load(Pipe(1), "portable.ait")
     assert "built again here" in caplog.text
+
+
+def test_another_version_of_the_library_of_a_backend_is_another_environment(monkeypatch):
+    known = cache.version_of
+    monkeypatch.setattr(cache, "version_of", lambda name: "1.0" if name == "a-compiler" else known(name))
+    pl.save(tuned(Needing()), "needs.ait")
+    pl.load(Pipe(1), "needs.ait")
+    monkeypatch.setattr(cache, "version_of", lambda name: "1.1" if name == "a-compiler" else known(name))
+    with pytest.raises(ArchiveError, match=r"another environment \(a-compiler 1\.0 there, 1\.1 here\)"):
+        pl.load(Pipe(1), "needs.ait")
 
 
 def test_part_of_an_archive():

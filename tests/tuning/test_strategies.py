@@ -122,6 +122,17 @@ class TestFirstWins:
         with_images = default_backends(nn.Sequential(nn.Conv2d(1, 1, 1)), "cpu")
         assert [one.config.memory_format for one in with_images] == ["channels_last", None, "channels_last", None]
 
+    def test_defaults_on_cuda_begin_with_tensorrt(self):
+        found = default_backends(nn.Linear(2, 2), "cuda")
+        assert [repr(one) for one in found[:2]] == ["TensorRTBackend()", "TensorRTBackend(use_dynamo=False)"]
+
+    def test_strategies_that_time_all_take_more(self):
+        names = [one.name for one in pl.MinLatencyStrategy().backends_for(nn.Linear(2, 2), "cpu")]
+        assert names == ["inductor_jit", "inductor_aot", "onnxruntime", "eager"]
+        on_cuda = [one.name for one in pl.MaxThroughputStrategy().backends_for(nn.Linear(2, 2), "cuda")]
+        assert set(on_cuda) >= {"tensorrt", "torch_tensorrt_aot", "torch_tensorrt_jit", "onnxruntime", "inductor_aot"}
+        assert [one.name for one in pl.MaxThroughputStrategy([EAGER]).backends_for(nn.Linear(2, 2), "cpu")] == ["eager"]
+
 
 @pytest.mark.parametrize(
     ("ms", "is_taken"),
@@ -334,6 +345,28 @@ class TestMaxBatch:
         num_runs = (clock.now_ns - before) / 1e7
         assert num_runs < 60, "some for recording, checking and timing, none for a search"
 
+    def test_a_stated_size_ends_the_search(self, clock):
+        toy, sizes = toys.Toy(clock, ms=8, sample_ms=1), set()
+        toy.register_forward_pre_hook(lambda _, args: sizes.add(len(args[0])))
+
+        class Pair(torch.nn.Module):
+            """One input has stated sizes, the other one those that were seen."""
+
+            def __init__(self):
+                super().__init__()
+                self.toy = toy
+
+            def forward(self, x, y):
+                return self.toy(x) + y
+
+        strategy = pl.OneBackendStrategy(pl.backend.TorchEagerBackend()).enable_find_max_batch_size()
+        shapes = {"x": (pl.BatchDim("batch", 1, 11), 4)}
+        wrapper = pl.Module(Pair().eval(), strategy=strategy, dynamic_shapes=shapes)
+        pl.tune(lambda x: wrapper(x, x), toys.samples(4), clock=clock)
+        assert max(sizes) == 11
+        assert wrapper.graph_specs[0].get_max_batch_size() == 11
+        assert wrapper.graph_specs[0].effective_input_shapes()["y"][2] == (11, 4)
+
     def test_it_is_off_by_default(self, decided, clock):
         wrapper = pl.Module(toys.Toy(clock), strategy=pl.MaxThroughputStrategy([backend("a", 5)]))
         pl.tune(wrapper, toys.samples(), clock=clock)
@@ -401,3 +434,34 @@ def test_a_clone_can_be_changed_alone():
     changed = strategy.clone().enable_correctness_check(False)
     assert type(changed) is pl.FirstWinsStrategy
     assert (strategy._checks_correctness, changed._checks_correctness) == (True, False)
+
+
+def test_a_machine_that_slows_down_between_candidates_decides_nothing():
+    from types import SimpleNamespace
+
+    from perfladder.stats import Samples, compare_samples
+    from perfladder.tuning.records import Measurement
+    from perfladder.tuning.strategies import _typical_ms
+
+    def measured(baseline_ms, candidate_ms):
+        sides = [[ms + place * 0.001 for place in range(20)] for ms in (baseline_ms, candidate_ms)]
+        comparison = compare_samples(*(Samples(launches=[side]) for side in sides), interleaved=True)
+        measurement = Measurement(
+            batch_size=1,
+            baseline_ms=sides[0],
+            candidate_ms=sides[1],
+            baseline_p50_ms=baseline_ms,
+            candidate_p50_ms=candidate_ms,
+            throughput_items_per_s=1000 / candidate_ms,
+            baseline_throughput_items_per_s=1000 / baseline_ms,
+            comparison=comparison,
+        )
+        return SimpleNamespace(record=SimpleNamespace(measurements=[measurement])), measurement
+
+    # The second one is twice as fast as the plain module, timed while the machine was half as fast.
+    (first, one), (second, other) = measured(10, 6), measured(20, 10)
+    typical_ms = _typical_ms([first, second])
+    for strategy in (pl.MaxThroughputStrategy(), pl.MinLatencyStrategy(), pl.LatencyBudgetStrategy(50)):
+        assert strategy._score(other, typical_ms) > strategy._score(one, typical_ms)
+    assert typical_ms(one) == pytest.approx(15 * 0.6, rel=0.01)
+    assert typical_ms(other) == pytest.approx(7.5, rel=0.01)

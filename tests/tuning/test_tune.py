@@ -609,6 +609,17 @@ def test_what_has_changed_is_evaluated_anew(tune, wrapped, change):
     assert not candidate.is_reused
 
 
+def test_another_version_of_a_library_that_builds_is_evaluated_anew(tune, wrapped, monkeypatch):
+    monkeypatch.setattr(toys.Faster, "libraries", ("pydantic",))
+    wrapper = wrapped()
+    tune(wrapper)
+    assert the_graph(tune(wrapper)).decision.candidates[0].is_reused
+    monkeypatch.setattr(
+        "perfladder.tuning.candidates.library_versions", lambda libraries: dict.fromkeys(libraries, "0")
+    )
+    assert not the_graph(tune(wrapper)).decision.candidates[0].is_reused
+
+
 def test_other_sizes_are_evaluated_anew(tune, wrapped):
     wrapper = wrapped()
     tune(wrapper)

@@ -1,0 +1,118 @@
+"""Work of several streams and threads on one thing that only one of them may use at a time, in order on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Protocol
+
+import torch
+
+
+def on_device(device: torch.device) -> AbstractContextManager[Any]:
+    """Make a device the current one for libraries, which take that; a CPU needs nothing."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+class Graph(Protocol):
+    """Recorded work."""
+
+    def replay(self) -> None:
+        """Do it again."""
+
+
+class Lane(Protocol):
+    """Where a runner's work goes, on one device.
+
+    Attributes:
+        device: Where memory is.
+        alignment_bytes: What addresses are multiples of.
+    """
+
+    device: torch.device
+    alignment_bytes: int
+
+    def is_recording(self) -> bool:
+        """Whether somebody records the current stream's work into a graph of theirs."""
+
+    def work(self) -> AbstractContextManager[int]:
+        """Work that comes after all of the current stream so far and after the work before, and before all to come.
+
+        The device is the current one, as inside `on_device`.
+        """
+
+    def hold(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Keep memory of tensors until the current stream has done its work so far, also if they are dropped before."""
+
+    def record(self, work: Callable[[int], None]) -> Graph:
+        """Record work on a stream instead of doing it; inside `work`."""
+
+
+class CudaLane:
+    """On a CUDA device, without the host waiting for it.
+
+    Work goes on torch's current stream, or beside the default one on a stream that waits for it and that it waits for,
+    since libraries synchronize the device where they are given the default stream.
+    """
+
+    alignment_bytes = 256  # what libraries expect, and what torch's allocator gives
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = torch.device(device.type, torch.cuda.current_device() if device.index is None else device.index)
+        self._own = torch.cuda.Stream(self.device)
+        self._last: torch.cuda.Stream | None = None
+        self._done = torch.cuda.Event()
+
+    def is_recording(self) -> bool:
+        """Whether somebody records the current stream's work into a graph of theirs."""
+        return torch.cuda.is_current_stream_capturing()
+
+    @contextmanager
+    def work(self) -> Iterator[int]:
+        """Give the handle of the stream, which is torch's current one inside the block."""
+        current = torch.cuda.current_stream(self.device)
+        if torch.cuda.is_current_stream_capturing():
+            yield current.cuda_stream  # a graph cannot wait for what is outside it
+            return
+        is_beside = current == torch.cuda.default_stream(self.device)
+        stream = self._own if is_beside else current
+        if is_beside:
+            stream.wait_stream(current)
+        if self._last is not None and self._last != stream:
+            stream.wait_event(self._done)
+        try:
+            with torch.cuda.stream(stream):
+                yield stream.cuda_stream
+        finally:
+            self._done.record(stream)
+            self._last = stream
+            if is_beside:
+                current.wait_event(self._done)
+
+    def hold(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Tell torch's allocator that the current stream uses them."""
+        stream = torch.cuda.current_stream(self.device)
+        for tensor in tensors:
+            tensor.record_stream(stream)
+
+    def record(self, work: Callable[[int], None]) -> Graph:
+        """Record work on the stream of the block around it.
+
+        Raises:
+            RuntimeError: It does what cannot be recorded.
+        """
+        graph = torch.cuda.CUDAGraph()
+        # Other threads go on allocating meanwhile, which only this mode allows.
+        graph.capture_begin(capture_error_mode="thread_local")
+        failure: Any = None
+        try:
+            work(torch.cuda.current_stream().cuda_stream)
+        except Exception as error:
+            failure = error
+        try:
+            graph.capture_end()
+        except RuntimeError as error:
+            failure = failure or error
+        if failure is not None:
+            raise RuntimeError(f"the call cannot be recorded: {failure}") from failure
+        return graph

@@ -1,0 +1,1 @@
+"""Nsight Compute on one kernel of a replay: preflight, command, report, diagnosis."""
