@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from perfladder.comparing.runs import MIN_EFFECT
 from perfladder.ladder import LAST_RUNG
 from perfladder.models import Model
 from perfladder.workload import Workload
@@ -25,3 +26,19 @@ class ProfilePipelineConfig(Model):
     )
     experiment: str = Field(default="perfladder", min_length=1)
     max_artifact_bytes: int = Field(default=256 << 20, gt=0, description="Larger files stay in the run directory only.")
+
+
+class CompareRunsConfig(Model):
+    """Which runs to compare, and where the comparison goes."""
+
+    baseline: list[str] | str = Field(
+        description="A run's folder, its id, latest, a workload, a commit, mlflow:RUN_ID or tag:KEY=VALUE; or several."
+    )
+    candidate: list[str] | str = Field(description="The same for the other version.")
+    runs_dir: str = "runs"
+    to: str | None = Field(default=None, description="Folder for the comparison; None: one of its own in runs_dir.")
+    min_effect: float = Field(default=MIN_EFFECT, ge=0, description="Relative change below which none counts.")
+    tracking_uri: str | None = Field(
+        default=None, description="MLflow's address; by default SQLite in the runs folder."
+    )
+    experiment: str = Field(default="perfladder", min_length=1)

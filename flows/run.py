@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from perfladder.comparing.model import RunComparison
 from perfladder.flows.begin import begin
-from perfladder.flows.config import ProfilePipelineConfig
+from perfladder.flows.config import CompareRunsConfig, ProfilePipelineConfig
 from perfladder.flows.prefect_server import AnyServer, UsersServer, find_server
 from perfladder.ladder import ClimbOutcome
 from perfladder.rungs.cost import Ask
@@ -50,6 +51,22 @@ def run_profile_pipeline(
         is_shared = isinstance(server, UsersServer)
         with _prefect_at(server.wait(), is_local=not is_shared):
             return climb_begun(config.model_copy(update={"tracking_uri": None}), begun, is_shared=is_shared)
+
+
+def run_compare_runs(config: CompareRunsConfig) -> RunComparison:
+    """Run the flow that compares finished runs, with a local Prefect server or the one that the user's settings name.
+
+    Raises:
+        PerfladderError: A run is not found, the sides do not do the same work, or there is no server.
+    """
+    with (
+        find_server(Path(config.runs_dir), os.environ) as server,
+        variables_set(_client_variables(server, os.environ)),
+    ):
+        from perfladder.flows.compare_runs import compare_runs
+
+        with _prefect_at(server.wait(), is_local=not isinstance(server, UsersServer)):
+            return compare_runs(config)
 
 
 def _client_variables(server: AnyServer, variables: Mapping[str, str]) -> dict[str, str]:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from perfladder.capturing.api import StageBenchHarness as StageBenchHarness
     from perfladder.capturing.api import capture as capture
     from perfladder.capturing.types import register_capture_type as register_capture_type
+    from perfladder.comparing.runs import compare_runs as compare
     from perfladder.functional.profiler import ModuleFunctionKernelProfiler as ModuleFunctionKernelProfiler
     from perfladder.jit.api import patch_for_jit_tuning as patch_for_jit_tuning
     from perfladder.jit.config import jit_config as jit_config
@@ -123,6 +124,7 @@ __all__ = [
     "backend",
     "capture",
     "climb",
+    "compare",
     "config",
     "inspect",
     "jit_config",
@@ -146,6 +148,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in ("backend", "kernels"):
         return importlib.import_module(f"perfladder.{name}")
+    if name == "compare":
+        return importlib.import_module("perfladder.comparing.runs").compare_runs
     if name in _LAZY:
         return getattr(importlib.import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'perfladder' has no attribute {name!r}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -149,19 +149,96 @@ def run(
 
 @app.command()
 def report(
-    run_dir: Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, its id, or 'latest'.")],
+    run_dir: Annotated[
+        str, typer.Argument(metavar="RUN", help="A run's folder, its id, 'latest', a workload or a commit.")
+    ],
     as_json: Json = False,
     out: Out = _DEFAULT_OUT,
 ) -> None:
     """Show the report of a run again; it is made anew from the run's files."""
     with _errors(as_json):
-        from perfladder.report import build_report, find_run, render_markdown
+        from perfladder.find_runs import find_run
+        from perfladder.report import build_report, render_markdown
 
         document = build_report(find_run(run_dir, out))
         if as_json:
             print(document.model_dump_json(indent=1))
         else:
             _print_markdown(render_markdown(document))
+
+
+@app.command()
+def compare(
+    baseline: Annotated[
+        str, typer.Argument(help="A run, or several with commas between; with --interleave, a workload.")
+    ],
+    candidate: Annotated[
+        str | None, typer.Argument(help="The same; with --interleave it may be left out: the same workload.")
+    ] = None,
+    as_json: Json = False,
+    interleave: Annotated[
+        bool, typer.Option("--interleave", help="Measure both sides now, in turns, on this machine.")
+    ] = False,
+    baseline_commit: Annotated[
+        str | None, typer.Option("--baseline-commit", help="Commit of the workload's repository, for the baseline.")
+    ] = None,
+    candidate_commit: Annotated[
+        str | None, typer.Option("--candidate-commit", help="The same for the candidate; else the files as they are.")
+    ] = None,
+    baseline_changes: Annotated[
+        list[str] | None, typer.Option("--baseline-set", help="Change a workload field of the baseline (repeatable).")
+    ] = None,
+    candidate_changes: Annotated[
+        list[str] | None, typer.Option("--candidate-set", help="The same of the candidate (repeatable).")
+    ] = None,
+    changes: Set = None,
+    pairs: Annotated[
+        int | None, typer.Option("--pairs", min=1, help="Runs of each side in turns, in each process (10).")
+    ] = None,
+    check_noise: Annotated[
+        bool,
+        typer.Option("--check-noise", help="Measure the baseline against itself first; believe no less than that."),
+    ] = False,
+    min_effect: Annotated[
+        float, typer.Option("--min-effect", help="Relative change below which none counts: 0.02 is 2 %.")
+    ] = 0.02,
+    fail_if_slower: Annotated[
+        bool, typer.Option("--fail-if-slower", help="Exit with 1 if the metric or a scenario is slower for certain.")
+    ] = False,
+    fail_if_more_breaks: Annotated[
+        bool, typer.Option("--fail-if-more-breaks", help="Exit with 1 if torch.compile breaks more graphs than before.")
+    ] = False,
+    to: Annotated[Path | None, typer.Option("--to", help="Folder for comparison.json and comparison.md.")] = None,
+    out: Out = _DEFAULT_OUT,
+    tracking_uri: TrackingUri = None,
+) -> None:
+    """Tell whether one version is faster than another, by finished runs or measured now in turns.
+
+    A run is named by its folder, its id, 'latest', its workload's name, the beginning of its commit, or from MLflow by
+    mlflow:RUN_ID or tag:KEY=VALUE.
+    """
+    with _errors(as_json), show_bar(is_silent=as_json) as (tell, on_progress):
+        from perfladder.comparing.command import CompareOptions
+        from perfladder.comparing.command import compare as compare_as_asked
+        from perfladder.comparing.views import render_comparison
+
+        options = CompareOptions(
+            baseline=baseline,
+            candidate=candidate,
+            interleave=interleave,
+            commits=(baseline_commit, candidate_commit),
+            changes=(changes or [], baseline_changes or [], candidate_changes or []),
+            pairs=pairs,
+            check_noise=check_noise,
+            min_effect=min_effect,
+            to=to,
+        )
+        result = compare_as_asked(
+            options, find=lambda name: _find_runs(name, out, tracking_uri), tell=tell, on_progress=on_progress
+        )
+    _show(result, as_json, render_comparison)
+    is_refused = (fail_if_slower and result.is_slower) or (fail_if_more_breaks and result.has_more_graph_breaks)
+    raise typer.Exit(1 if is_refused else 0)
 
 
 @app.command()
@@ -514,14 +591,7 @@ def _run_flow(
     step: bool,
     resume: str | None,
 ) -> ClimbOutcome:
-    import importlib.util
-
-    missing = [name for name in ("prefect", "mlflow") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise NotPossibleHereError(
-            f"{' and '.join(missing)} not installed. Install with: pip install 'perfladder[all]'; "
-            "or add --plain to climb without."
-        )
+    _require_installed("prefect", "mlflow", otherwise="add --plain to climb without")
     # Not from the flow's own module: that imports Prefect, which reads its settings then, and takes seconds.
     from perfladder.flows.config import ProfilePipelineConfig
     from perfladder.flows.run import run_profile_pipeline
@@ -540,32 +610,37 @@ def _run_flow(
 
 def _load(source: str, changes: list[str]) -> WorkloadFile:
     """Read the workload and apply `--set field=value` to it; values are YAML, fields may be dotted."""
-    import yaml
-
     if not Path("/proc/self/cwd").exists():
         raise InputError("The current folder has been deleted. Change to one that exists.")
 
-    from perfladder.workload import WorkloadFile, load_workload, parse_workload
+    from perfladder.changes import with_changes
+    from perfladder.workload import load_workload
 
-    file = load_workload(source)
-    if not changes:
-        return file
-    data = file.workload.model_dump(mode="json")
-    for change in changes:
-        path, separator, text = change.partition("=")
-        if not separator or not path:
-            raise InputError(f"--set {change!r}: expected field=value, such as measured_runs=20.")
-        *parents, name = path.split(".")
-        owner: Any = data
-        for parent in parents:
-            if not isinstance(owner.get(parent), dict):
-                owner[parent] = {}
-            owner = owner[parent]
-        try:
-            owner[name] = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise InputError(f"--set {change!r}: the value is not valid YAML.") from error
-    return WorkloadFile(parse_workload(data, what=f"{source} with --set"), file.base_dir)
+    return with_changes(load_workload(source), changes, source=source)
+
+
+def _find_runs(name: str, out: Path, tracking_uri: str | None) -> list[Path]:
+    """Runs below `out`, or from MLflow where that is installed."""
+    from perfladder.find_runs import find_runs
+
+    if not name.startswith(("mlflow:", "tag:")):
+        return find_runs(name, out)
+    _require_installed("mlflow", otherwise="name the run by its folder")
+    import os
+
+    from perfladder.tasks.find import find_anywhere
+
+    return find_anywhere(name, tracking_uri, os.environ, out)
+
+
+def _require_installed(*names: str, otherwise: str) -> None:
+    import importlib.util
+
+    missing = [name for name in names if importlib.util.find_spec(name) is None]
+    if missing:
+        raise NotPossibleHereError(
+            f"{' and '.join(missing)} not installed. Install with: pip install 'perfladder[all]'; or {otherwise}."
+        )
 
 
 def _parse_calls(text: str) -> str | list[int]:

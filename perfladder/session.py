@@ -54,6 +54,7 @@ class Session:
         log_path: Receives all that the child and its own children print.
         environment: The complete environment variables of the child.
         place: Which rank the child is, if it is one of several.
+        folder: The current folder of the child; by default that of this process.
     """
 
     def __init__(
@@ -63,11 +64,13 @@ class Session:
         log_path: Path,
         environment: dict[str, str] | None = None,
         place: RankPlace | None = None,
+        folder: Path | None = None,
     ) -> None:
         self.file = file
         self.log_path = log_path
         self._environment = environment
         self._place = place
+        self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
         self._lifeline: int | None = None
         self._pending: str | None = None
@@ -201,6 +204,7 @@ class Session:
                 stdout=log,
                 stderr=log,
                 env=self._environment,
+                cwd=self._folder,
                 # Ctrl-C reaches this process only, which then ends the child in order.
                 start_new_session=True,
             )

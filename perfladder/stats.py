@@ -13,7 +13,7 @@ from pydantic import Field
 from perfladder.errors import InputError
 from perfladder.models import Model
 
-Unit = Literal["runs", "launches"]
+Unit = Literal["runs", "launches", "launch_pairs"]
 Verdict = Literal["faster", "slower", "no_difference", "undecided"]
 
 _RESAMPLES = 2000
@@ -176,7 +176,9 @@ class Comparison(Model):
 
     verdict: Verdict
     reason: str = Field(description="The verdict in words: why, and what it rests on.")
-    unit: Unit = Field(description="What was resampled: interleaved runs in pairs, or process launches.")
+    unit: Unit = Field(
+        description="One sample: an interleaved pair of runs, a process launch, or a pair of launches that took turns."
+    )
     num_baseline: int = Field(description="Sample size of the baseline, in `unit`.")
     num_candidate: int = Field(description="Sample size of the candidate, in `unit`.")
     speedup: float | None = Field(
@@ -260,10 +262,8 @@ def compare_samples(
     bootstrap = _resample(first, second, unit, seed)
     from scipy.stats import mannwhitneyu
 
-    verdict, why = _judge(speedup, bootstrap.interval, min_effect, aa_noise_floor)
-    reason = f"{why} The unit is {_UNIT_IN_WORDS[unit]}, {len(first)} and {len(second)}."
-    if verdict == "no_difference":
-        reason += f" A difference below {bootstrap.detectable:.1%} could have been missed."
+    verdict, why = judge_interval(speedup, bootstrap.interval, min_effect, aa_noise_floor)
+    reason = f"{why} {told_of_samples(unit, len(first), len(second), verdict, bootstrap.detectable)}"
     return Comparison(
         verdict=verdict,
         reason=reason,
@@ -312,7 +312,19 @@ def noise_floor(
     return max(_resample(first, second, unit, seed).noise_floor, math.expm1(apart))
 
 
-_UNIT_IN_WORDS: dict[Unit, str] = {"runs": "an interleaved run", "launches": "a process launch"}
+_UNIT_IN_WORDS: dict[Unit, str] = {
+    "runs": "an interleaved run",
+    "launches": "a process launch",
+    "launch_pairs": "a pair of process launches that took turns",
+}
+
+
+def told_of_samples(unit: Unit, num_baseline: int, num_candidate: int, verdict: Verdict, detectable: float) -> str:
+    """What a verdict rests on, in words."""
+    told = f"The unit is {_UNIT_IN_WORDS[unit]}, {num_baseline} and {num_candidate}."
+    if verdict == "no_difference":
+        told += f" A difference below {detectable:.1%} could have been missed."
+    return told
 
 
 @dataclass(frozen=True)
@@ -394,7 +406,7 @@ def _resample(first: np.ndarray, second: np.ndarray, unit: Unit, seed: int) -> _
     return _Bootstrap(
         interval=Interval(low=float(low), high=float(high)),
         noise_floor=float(np.expm1(np.quantile(deviations, 1 - 2 * tail))),
-        detectable=_detectable(widening * float(log_ratios.std()), size),
+        detectable=detectable_difference(widening * float(log_ratios.std()), size),
         block_length=block_length,
     )
 
@@ -481,7 +493,7 @@ def _expanded_tail(n: int, widening: float) -> float:
     return float(ndtr(-widening * stdtrit(n - 1, (1 + _LEVEL) / 2)))
 
 
-def _detectable(standard_error: float, n: int) -> float:
+def detectable_difference(standard_error: float, n: int) -> float:
     """Relative difference that such a standard error of the log ratio lets one find, by Student's quantiles."""
     from scipy.special import stdtrit
 
@@ -489,7 +501,8 @@ def _detectable(standard_error: float, n: int) -> float:
     return float(np.expm1(factor * standard_error))
 
 
-def _judge(speedup: float, interval: Interval, min_effect: float, floor: float | None) -> tuple[Verdict, str]:
+def judge_interval(speedup: float, interval: Interval, min_effect: float, floor: float | None) -> tuple[Verdict, str]:
+    """The verdict that a speedup and its interval give, and why."""
     change = f"{max(speedup, 1 / speedup) - 1:.1%} {'faster' if speedup > 1 else 'slower'}"
     told = f"The speedup is {speedup:.3f} (95 % interval {interval.low:.3f} to {interval.high:.3f})"
     if interval.low <= 1 <= interval.high:

@@ -44,11 +44,13 @@ if TYPE_CHECKING:
     import torch
 
 _ENGINE = str(Path(__file__).parent) + os.sep
-_LIBRARIES = (
+LIBRARY_FOLDERS = (
     os.sep + "site-packages" + os.sep,
     os.sep + "dist-packages" + os.sep,
     str(Path(os.__file__).parent) + os.sep,
 )
+"""Parts of the paths of files that are not the user's own code."""
+
 _FRAMES_SHOWN = 2
 _IMPORTED_FILES: dict[Path, ModuleType] = {}
 
@@ -575,7 +577,7 @@ def user_code(what: str) -> Iterator[None]:
 def _telling_frames(error: BaseException) -> list[traceback.FrameSummary]:
     """The last frames of the user's own code, and where it ended when that is inside a library."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((_ENGINE, "<frozen "))]
-    own = [f for f in frames if not any(library in f.filename for library in _LIBRARIES)][-_FRAMES_SHOWN:]
+    own = [f for f in frames if not any(library in f.filename for library in LIBRARY_FOLDERS)][-_FRAMES_SHOWN:]
     return own + [frame for frame in frames[-1:] if frame not in own]
 
 

@@ -36,8 +36,13 @@ def publish_task(run: RunDirectory, outcome: ClimbOutcome) -> None:
 
 
 def artifact_key(kind: str, run: RunDirectory) -> str:
+    """The key of an artifact about a run's workload."""
+    return key_of(kind, run.record.workload_name)
+
+
+def key_of(kind: str, name: str) -> str:
     """A key as Prefect accepts it: lower-case letters, digits and dashes."""
-    return re.sub(r"[^a-z0-9]+", "-", f"{kind}-{run.record.workload_name}".lower()).strip("-")
+    return re.sub(r"[^a-z0-9]+", "-", f"{kind}-{name}".lower()).strip("-")
 
 
 def findings_table(outcome: ClimbOutcome) -> list[dict[str, Any]]:

@@ -151,6 +151,15 @@ class TrackingStore:
         with contextlib.suppress(StoreError):
             self._target()
 
+    def ask(self, function: Callable[[Target], T]) -> T:
+        """Run a function of the open store in its thread, and wait for what it gives.
+
+        Raises:
+            StoreError: The store could not be opened, it failed, or it did not answer in time.
+        """
+        target = self._target()
+        return self._result(self._submit(lambda: function(target)), self.call_limit_s)
+
     def log_begin(self, run: RunDirectory) -> None:
         """Make the run's parent run; a failure is a warning."""
         with contextlib.suppress(StoreError):

@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import sys
 from collections.abc import Iterable, Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
@@ -102,6 +103,32 @@ def log_end(target: Target, run: RunDirectory, *, max_artifact_bytes: int) -> li
     if record.ended_at is not None:
         _end(target, parent_id, _STATUS[record.status], _ms(record.ended_at))
     return _upload(target.client, parent_id, files)
+
+
+def log_folder(
+    target: Target, name: str, folder: Path, metrics: Mapping[str, float], tags: Mapping[str, str]
+) -> list[str]:
+    """Make a run of its own with metrics, tags and the files of a folder, or complete one of that name.
+
+    Returns:
+        What could not be uploaded.
+    """
+    now_ms = int(datetime.now(UTC).timestamp() * 1000)
+    found = target.client.search_runs([target.experiment_id], f"attributes.run_name = '{name}'")
+    own = {"mlflow.source.name": "perfladder", "mlflow.source.type": "LOCAL"}
+    run = (
+        found[0]
+        if found
+        else target.client.create_run(target.experiment_id, start_time=now_ms, tags=own, run_name=name)
+    )
+    run_id = str(run.info.run_id)
+    renamed = _log_metrics(target.client, run_id, metrics, int(run.info.start_time))
+    _log_values(target.client, run_id, {}, tags)
+    if renamed:
+        target.client.log_dict(run_id, renamed, "metric_names.json")
+    failures = _upload(target.client, run_id, _files(folder, folder.iterdir(), sys.maxsize))
+    _end(target, run_id, "FINISHED", now_ms)
+    return failures
 
 
 def _runs_of(target: Target, record: RunRecord) -> dict[str | None, str]:

@@ -17,6 +17,8 @@ from typer.main import get_command
 import perfladder
 from perfladder import backend, errors, kernels, workload
 from perfladder.cli import app
+from perfladder.comparing.model import Change, RunComparison
+from perfladder.comparing.model import Verdict as ComparisonVerdict
 from perfladder.errors import PerfladderError
 from perfladder.findings import POLICY, Kind
 from perfladder.ladder import RUNGS, climb
@@ -209,6 +211,20 @@ def test_the_pages_on_servers_and_mlflow_have_every_option():
         for verb in verbs:
             flags = {flag for parameter in get_command(app).commands[verb].params for flag in parameter.opts}
             assert {flag for flag in flags if flag.startswith("--")} - {"--json"} <= named | {"--out"}, verb
+
+
+def test_the_guide_to_comparing_has_all_options_verdicts_and_fields():
+    guide = (ROOT / "docs" / "compare.md").read_text()
+    flags = {flag for parameter in get_command(app).commands["compare"].params for flag in parameter.opts}
+    section = guide.split("## The command", 1)[1].split("## What may be compared", 1)[0]
+    assert set(re.findall(r"`(--[a-z-]+)", section)) == {flag for flag in flags if flag.startswith("--")}
+    verdicts = {name for row in table_rows(ROOT / "docs" / "compare.md") for name in re.split(r"`, `", row[0])}
+    assert set(get_args(ComparisonVerdict)) <= verdicts
+    named = set(re.findall(r"`([a-z_]+)(?:\[\])?`", guide))
+    assert set(Change.model_fields) <= named
+    untold = {"schema_version", "perfladder_version", "created_at", "workload", "method", "min_effect", "protocol"}
+    untold |= {"aa_noise_floor", "metric_name"}
+    assert set(RunComparison.model_fields) - untold <= named
 
 
 def test_the_page_of_kernel_providers_has_all_of_them_and_all_options():

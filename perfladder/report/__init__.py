@@ -17,7 +17,6 @@ from perfladder.rundir import find_run
 __all__ = [
     "Report",
     "build_report",
-    "find_run",
     "render_capture",
     "render_export",
     "render_inspection",

@@ -58,7 +58,9 @@ __all__ = [
     "StageTiming",
     "StagesRequest",
     "StagesResult",
+    "judged",
     "measure",
+    "observe_output",
     "run",
 ]
 
@@ -83,7 +85,7 @@ def run(context: RungContext, request: StagesRequest | None = None) -> StagesRes
 
     result = repeat_in_launches(context, measure_in)
     # What each of its ranks and launches has found is not yet what the job's numbers say.
-    return with_load(context, _judged(context.workload, result))
+    return with_load(context, judged(context.workload, result))
 
 
 def measure(loaded: LoadedTarget, request: StagesRequest, *, clock: Clock = time.perf_counter_ns) -> StagesResult:
@@ -131,7 +133,7 @@ def measure(loaded: LoadedTarget, request: StagesRequest, *, clock: Clock = time
         message = "metric cadence_p95: the call does not stream its output, so each call counts as one chunk."
         warnings.append(ResultWarning(code="CADENCE_OF_CALLS", message=message))
     rss_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    observed = _observed(loaded, runs.output, scenarios[0])
+    observed = observe_output(loaded, runs.output, scenarios[0])
     growth = (
         find_growth(runs.resident_bytes, noise_bytes=HOST_NOISE_BYTES),
         find_growth(runs.allocated_bytes, noise_bytes=DEVICE_NOISE_BYTES),
@@ -167,7 +169,7 @@ def measure(loaded: LoadedTarget, request: StagesRequest, *, clock: Clock = time
             *_growth_warnings(host=growth[0], device=growth[1]),
         ],
     )
-    return _judged(workload, result)
+    return judged(workload, result)
 
 
 def _first_run(loaded: LoadedTarget, candidates: list[Site], clock: Clock) -> tuple[RunTiming, dict[str, float]]:
@@ -183,7 +185,7 @@ def _first_run(loaded: LoadedTarget, candidates: list[Site], clock: Clock) -> tu
     return timing, cold_stages_ms(timing)
 
 
-def _judged(workload: Workload, result: StagesResult) -> StagesResult:
+def judged(workload: Workload, result: StagesResult) -> StagesResult:
     """With the metric that matters and the stage that dominates it."""
     dominating, by = dominating_stage(workload.metric, result.default)
     metric = _metric(workload.metric, workload.items_per_call, result)
@@ -233,7 +235,8 @@ def _metric(name: Metric, items_per_call: int, result: StagesResult) -> MetricVa
     return MetricValue(name=name, value=float(np.percentile(wall_ms, percent)), unit="ms", interval=interval)
 
 
-def _observed(loaded: LoadedTarget, output: RunOutput, timing: ScenarioTiming) -> Observed:
+def observe_output(loaded: LoadedTarget, output: RunOutput, timing: ScenarioTiming) -> Observed:
+    """What the last output and the calls of a run show about the work."""
     shapes = {path: list(leaf.shape) for path, leaf in _shaped_leaves(output.value)}
     between = "after every run" if loaded.device.type != "cpu" else "none needed on a CPU"
     return Observed(

@@ -95,7 +95,8 @@ def begin_flow(tmp_path_factory: pytest.TempPathFactory, runs_dir: Path) -> Iter
     flows: list[Flow] = []
 
     def begin(workload: dict[str, Any] | str, *, hooks: Any = None, variables: Any = None, **config: Any) -> Flow:
-        config = {"workload": workload, "base_dir": str(_HERE), "runs_dir": str(runs_dir), **config}
+        what = {} if "baseline" in config else {"workload": workload, "base_dir": str(_HERE)}
+        config = {**what, "runs_dir": str(runs_dir), **config}
         log = tmp_path_factory.mktemp("flow") / "stderr.log"
         flows.append(Flow(config, hooks or {}, log, variables or {}))
         return flows[-1]

@@ -2,7 +2,7 @@
 
 Prints one JSON line at the end: the outcome, or the error. Hooks: `on` = {text: file} makes the file when a progress
 line holds the text; `fake_server` = an executable that stands for the interpreter with Prefect, and `limit_s` how long
-it is waited for; `direct` calls the flow itself.
+it is waited for; `direct` calls the flow itself; `compare` runs the flow that compares runs.
 """
 
 import json
@@ -13,7 +13,7 @@ from typing import Any
 
 from perfladder.errors import PerfladderError
 from perfladder.flows import run
-from perfladder.flows.config import ProfilePipelineConfig
+from perfladder.flows.config import CompareRunsConfig, ProfilePipelineConfig
 from perfladder.flows.prefect_server import PrefectServer
 
 
@@ -28,8 +28,10 @@ def main(config: dict[str, Any], hooks: dict[str, Any]) -> dict[str, Any]:
         run.find_server = lambda runs_dir, variables: PrefectServer(
             runs_dir, variables=variables, python=fake, limit_s=hooks["limit_s"]
         )
-    parsed = ProfilePipelineConfig.model_validate(config)
     try:
+        if hooks.get("compare"):
+            return run.run_compare_runs(CompareRunsConfig.model_validate(config)).model_dump(mode="json")
+        parsed = ProfilePipelineConfig.model_validate(config)
         if hooks.get("direct"):
             from perfladder.flows.profile_pipeline import profile_pipeline
 

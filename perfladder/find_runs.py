@@ -1,0 +1,55 @@
+"""Find run directories by what a user calls them: a folder, an id, `latest`, a workload's name, a commit."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from perfladder.errors import InputError
+
+_COMMIT = re.compile(r"[0-9a-f]{4,40}")
+
+
+def find_runs(name: str, runs_dir: Path) -> list[Path]:
+    """Find several runs, their names separated by commas, or one.
+
+    Raises:
+        InputError: As `find_run`.
+    """
+    if "," not in name or (Path(name) / "run.json").is_file():
+        return [find_run(name, runs_dir)]
+    return [find_run(part.strip(), runs_dir) for part in name.split(",") if part.strip()]
+
+
+def find_run(name: str, runs_dir: Path) -> Path:
+    """Find a run by its folder or its id, or the newest of a workload, of a commit (its beginning), or of all.
+
+    Raises:
+        InputError: There is none.
+    """
+    if (Path(name) / "run.json").is_file():
+        return Path(name)
+    runs = [path.parent for path in sorted(runs_dir.glob("*/*/run.json"), key=lambda path: path.parent.name)]
+    matching = runs if name == "latest" else [path for path in runs if path.name == name]
+    matching = matching or [path for path in runs if path.parent.name == name]
+    if not matching and _COMMIT.fullmatch(name):
+        matching = [path for path in runs if (_commit_of(path) or "").startswith(name)]
+    if matching:
+        return matching[-1]
+    known = ", ".join(f"{path}" for path in runs[-3:]) or f"none below {runs_dir}"
+    if Path(name).is_dir():
+        raise InputError(f"The folder {name} is no run: it has no run.json. Newest runs: {known}.")
+    raise InputError(
+        f"There is no run {name!r}. Give its folder, its id, 'latest', a workload's name or a commit. "
+        f"Newest runs: {known}."
+    )
+
+
+def _commit_of(run: Path) -> str | None:
+    """The commit of a run's workload; None for one that never loaded, or outside a repository."""
+    try:
+        commit = json.loads((run / "environment.json").read_bytes())["git"]["commit"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return commit if isinstance(commit, str) else None
