@@ -92,7 +92,7 @@ def sync(
 ) -> None:
     """Upload to MLflow what of finished runs is not there yet; giving the command again uploads nothing twice."""
     with errors_shown(as_json), show_lines() as (tell, _):
-        from perfladder.report import find_run
+        from perfladder.find_runs import find_run
         from perfladder.retention import all_runs
         from perfladder.tasks.store import TrackingStore, resolve_tracking_uri
         from perfladder.tasks.uploads import sync_runs
@@ -132,7 +132,7 @@ def gc(
     """Show how much disk runs take, and delete traces and captures of old ones; results and reports always stay."""
     with errors_shown(as_json):
         from perfladder import retention
-        from perfladder.report import find_run
+        from perfladder.find_runs import find_run
 
         for names, is_kept in ((protect, True), (unprotect, False)):
             for name in names or []:

@@ -22,22 +22,30 @@ def find_runs(name: str, runs_dir: Path) -> list[Path]:
     return [find_run(part.strip(), runs_dir) for part in name.split(",") if part.strip()]
 
 
-def find_run(name: str, runs_dir: Path) -> Path:
+def find_run(name: str, runs_dir: Path, *, workload_name: str = "*") -> Path:
     """Find a run by its folder or its id, or the newest of a workload, of a commit (its beginning), or of all.
+
+    Args:
+        name: Which one.
+        runs_dir: Where run directories are.
+        workload_name: Look among the runs of this workload only.
 
     Raises:
         InputError: There is none.
     """
     if (Path(name) / "run.json").is_file():
         return Path(name)
-    runs = [path.parent for path in sorted(runs_dir.glob("*/*/run.json"), key=lambda path: path.parent.name)]
+    runs = [
+        path.parent for path in sorted(runs_dir.glob(f"{workload_name}/*/run.json"), key=lambda path: path.parent.name)
+    ]
     matching = runs if name == "latest" else [path for path in runs if path.name == name]
     matching = matching or [path for path in runs if path.parent.name == name]
     if not matching and _COMMIT.fullmatch(name):
         matching = [path for path in runs if (_commit_of(path) or "").startswith(name)]
     if matching:
         return matching[-1]
-    known = ", ".join(f"{path}" for path in runs[-3:]) or f"none below {runs_dir}"
+    where = runs_dir if workload_name == "*" else runs_dir / workload_name
+    known = ", ".join(f"{path}" for path in runs[-3:]) or f"none below {where}"
     if Path(name).is_dir():
         raise InputError(f"The folder {name} is no run: it has no run.json. Newest runs: {known}.")
     raise InputError(

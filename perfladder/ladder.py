@@ -19,11 +19,12 @@ from perfladder.content_key import SourcesRequest, list_sources
 from perfladder.device_lock import device_lock
 from perfladder.errors import InputError, NotPossibleHereError, PerfladderError, RungError
 from perfladder.files import cache_folder, write_atomically
+from perfladder.find_runs import find_run
 from perfladder.findings import Finding, collect_findings, rungs_to_skip
 from perfladder.models import Model
 from perfladder.rank_session import RankSession, open_session
 from perfladder.resume import Keys
-from perfladder.rundir import RunDirectory, RunStatus, find_run, read_model
+from perfladder.rundir import RunDirectory, RunStatus, read_model
 from perfladder.rungs.base import Launch, RungContext, RungResult
 from perfladder.rungs.capture import CaptureResult
 from perfladder.rungs.cost import Ask, CostEstimate, why_skipped

@@ -284,32 +284,6 @@ class RunDirectory:
         return os.path.relpath(path, self.path)
 
 
-def find_run(name: str, runs_dir: Path, *, workload_name: str = "*") -> Path:
-    """Find a run by its folder, its id, or `latest`.
-
-    Args:
-        name: Which one.
-        runs_dir: Where run directories are.
-        workload_name: Look among the runs of this workload only.
-
-    Raises:
-        InputError: There is none.
-    """
-    if (Path(name) / "run.json").is_file():
-        return Path(name)
-    runs = sorted(runs_dir.glob(f"{workload_name}/*/run.json"), key=lambda path: path.parent.name)
-    if name == "latest" and runs:
-        return runs[-1].parent
-    matching = [path.parent for path in runs if path.parent.name == name]
-    if matching:
-        return matching[0]
-    where = runs_dir if workload_name == "*" else runs_dir / workload_name
-    known = ", ".join(f"{path.parent}" for path in runs[-3:]) or f"none below {where}"
-    if Path(name).is_dir():
-        raise InputError(f"The folder {name} is no run: it has no run.json. Newest runs: {known}.")
-    raise InputError(f"There is no run {name!r}. Give its folder, its id or 'latest'. Newest runs: {known}.")
-
-
 @contextlib.contextmanager
 def _writing(path: Path, hint: str) -> Iterator[None]:
     try:

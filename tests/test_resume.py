@@ -15,9 +15,10 @@ from perfladder.checksums import Checksums
 from perfladder.content_key import SourcesRequest, list_sources, weight_files
 from perfladder.environment import collect_environment
 from perfladder.errors import InputError
+from perfladder.find_runs import find_run
 from perfladder.ladder import RUNGS, Climb, climb
 from perfladder.resume import Keys
-from perfladder.rundir import RunDirectory, find_run
+from perfladder.rundir import RunDirectory
 from perfladder.rungs.base import RungResult
 from perfladder.workload import WorkloadFile
 

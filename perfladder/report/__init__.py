@@ -12,7 +12,6 @@ from perfladder.report.views import (
     render_tuning,
     write_report,
 )
-from perfladder.rundir import find_run
 
 __all__ = [
     "Report",
