@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from perfladder.flows.prefect_server import _is_healthy
+from perfladder.flows.keeper import is_healthy
 from perfladder.guard import descendants
 from perfladder.rundir import RunDirectory
 
@@ -53,7 +53,7 @@ def variables(folder: Path) -> Iterator[dict[str, str]]:
         server = subprocess.Popen(command, env=variables, stdout=log, stderr=log, cwd=folder)
     try:
         url = f"http://127.0.0.1:{port}/api"
-        until(lambda: _is_healthy(url), 120)
+        until(lambda: is_healthy(url), 120)
         yield {**variables, "PREFECT_API_URL": url}
     finally:
         server.terminate()
