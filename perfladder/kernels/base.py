@@ -75,10 +75,15 @@ class KernelProvider(ABC):
         """A copy, not prepared, that stands for one function.
 
         Raises:
-            InputError: There is no such function.
+            InputError: There is no such function, or it cannot stand for it.
         """
         from perfladder.kernels.functions import function_named
 
+        if function not in self.functions:
+            raise InputError(
+                f"function: the provider {self.name!r} stands for {', '.join(self.functions) or 'nothing'}, and not "
+                f"for {function!r}. Make a new plan."
+            )
         made = copy.copy(self)
         made.function, made.original = function, function_named(function)
         return made

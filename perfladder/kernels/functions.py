@@ -25,7 +25,7 @@ def function_named(name: str) -> Callable[..., Any]:
     places = {"": functional, "torch": torch, "Tensor": torch.Tensor}
     found = getattr(places.get(owner), attribute, None) if owner in places else None
     if not callable(found):
-        known = [known for known in vars(functional) if not known.startswith("_")]
+        known = [known for known, value in vars(functional).items() if _is_function(known, value)]
         hint = near_names(name, known, "functions of torch.nn.functional")
         raise InputError(f"There is no function {name!r}; expected a name such as {_EXAMPLES}. {hint}")
     call = describe_call(found)
@@ -36,3 +36,9 @@ def function_named(name: str) -> Callable[..., Any]:
         )
     function: Callable[..., Any] = found
     return function
+
+
+def _is_function(name: str, value: Any) -> bool:
+    """Whether that is a function which calls can be told of."""
+    call = None if name.startswith("_") or isinstance(value, type) or not callable(value) else describe_call(value)
+    return call is not None and call.name == name

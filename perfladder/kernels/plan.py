@@ -135,7 +135,7 @@ def _prepared(provider: KernelProvider, swap: SwapModel) -> KernelProvider:
         try:
             with torch.no_grad():
                 provider.prepare([swap.signature.example(device)])
-        except Exception as error:  # whatever a library raises
+        except (Exception, SystemExit) as error:  # whatever a library raises
             why = f"{type(error).__name__}: {error}"
     if why is not None:
         raise NotPossibleHereError(

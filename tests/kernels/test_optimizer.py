@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn import functional
 
 import perfladder as pl
+from perfladder.capturing.context import ProcessSettings
 from perfladder.errors import InputError, NotPossibleHereError
 from perfladder.kernels import KernelOptimizationPlan, KernelOptimizer, register_provider
 
@@ -53,6 +54,102 @@ def test_a_provider_that_is_no_good_is_told_and_left_out(plan_of, provider, stat
     with plan.apply(net):
         net(X)
     assert not toys.calls
+
+
+class _Remembers(toys.Faster):
+    """Computes once, for the numbers that it was prepared with."""
+
+    name = "toy_remembers"
+
+    def prepare(self, samples):
+        self.known = self.original(*samples[0][0], **samples[0][1])
+
+    def result(self, right, *args):
+        return self.known.clone()
+
+
+class _Reuses(toys.Faster):
+    """Right, in memory that the next call fills again."""
+
+    name = "toy_reuses"
+
+    def prepare(self, samples):
+        self.memory = self.original(*samples[0][0])
+
+    def result(self, right, *args):
+        return self.memory.copy_(right)
+
+
+@pytest.mark.parametrize(
+    ("provider", "says"),
+    [
+        (_Remembers(), "other numbers: output: largest error"),
+        (_Reuses(), "the sample: it puts its output into the memory of the one before"),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_an_answer_that_is_right_once_is_not_enough(plan_of, provider, says):
+    plan = plan_of(provider)
+    assert [status for status, _ in found(plan, provider)] == ["rejected"] * 2
+    assert all(reason.startswith(says) for _, reason in found(plan, provider))
+
+
+def test_a_provider_that_writes_to_weights_does_not_reach_the_module():
+    class Writes(toys.Faster):
+        name, functions = "toy_writes", ("linear",)
+
+        def result(self, right, *args):
+            args[1].add_(1)
+            return right
+
+    net = nn.Linear(4, 3)
+    before = net.weight.detach().clone()
+    plan = KernelOptimizer([Writes()], clock=toys.clock, min_time_share=0).make_plan(net, [((X,), {})])
+    ((status, reason),) = found(plan, Writes)
+    assert (status, reason) == (
+        "rejected",
+        "other numbers: it changes its input args.1, which the plain module leaves as it is",
+    )
+    assert torch.equal(net.weight, before)
+
+
+def _open_a_mode():
+    torch.overrides.BaseTorchFunctionMode().__enter__()
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda: torch.set_default_dtype(torch.float64), "default_dtype"),
+        (lambda: torch.set_float32_matmul_precision("medium"), "float32_matmul_precision"),
+        (lambda: torch.set_num_threads(torch.get_num_threads() + 1), "num_threads"),
+        (lambda: torch.use_deterministic_algorithms(True), "deterministic_algorithms"),
+        (_open_a_mode, "function modes"),
+    ],
+    ids=["dtype", "precision", "threads", "deterministic", "mode"],
+)
+def test_a_provider_that_changes_settings_is_rejected_and_they_are_put_back(plan_of, change, says):
+    class Changes(toys.Faster):
+        name = "toy_changes"
+
+        def result(self, right, *args):
+            change()
+            return right
+
+    before = ProcessSettings()
+    plan = plan_of(Changes())
+    assert found(plan, Changes) == [("rejected", f"it leaves settings of torch changed: {says}")] * 2
+    assert before.put_back() == []
+
+
+def test_a_provider_that_ends_the_process_has_failed(plan_of):
+    class Exits(toys.Faster):
+        name = "toy_exits"
+
+        def result(self, right, *args):
+            raise SystemExit(3)
+
+    assert found(plan_of(Exits()), Exits) == [("failed", "SystemExit: 3")] * 2
 
 
 def test_a_provider_is_judged_for_each_form_of_call(plan_of):
@@ -171,6 +268,35 @@ def test_a_plan_whose_provider_is_not_known_or_not_possible_is_refused(plan_of):
 )
 def test_what_is_no_plan_is_refused(data):
     with pytest.raises(InputError, match="plan"):
+        KernelOptimizationPlan.from_dict(data)
+
+
+@pytest.mark.parametrize(
+    ("form", "says"),
+    [
+        ({"shape": [-3, 2]}, "a tensor has a shape and as many strides"),
+        ({"strides": [1]}, "a tensor has a shape and as many strides"),
+        ({"dtype": "nn"}, "'nn' is no dtype of torch"),
+        ({"kind": "value", "type": "int", "value": "x"}, "'x' is no value of the class 'int'"),
+        ({"kind": "value", "type": "object", "value": 1}, "1 is no value of the class 'object'"),
+        ({"kind": "list"}, "a list has items"),
+    ],
+)
+def test_a_form_that_is_none_is_refused(plan_of, form, says):
+    data = plan_of(toys.Faster()).to_dict()
+    data["swaps"][0]["signature"]["args"][0].update(form)
+    with pytest.raises(InputError, match=rf"swaps.0.signature.args.0: {says}"):
+        KernelOptimizationPlan.from_dict(data)
+
+
+def test_a_plan_edited_to_another_function_or_device_is_refused(plan_of):
+    register_provider(toys.Faster)
+    data = plan_of(toys.Faster()).to_dict()
+    data["swaps"][0]["function"] = "relu"
+    with pytest.raises(InputError, match="'toy_faster' stands for gelu, and not for 'relu'"):
+        KernelOptimizationPlan.from_dict(data).apply(toys.Net())
+    data["swaps"][0]["signature"]["device_type"] = "gpu"
+    with pytest.raises(InputError, match="'gpu' is no kind of device"):
         KernelOptimizationPlan.from_dict(data)
 
 
