@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import BuiltinFunctionType, FunctionType
 from typing import Any, Final
 
 import torch
 from torch.nn import functional
 
 from perfladder.errors import InputError
-from perfladder.functional.names import describe_call
+from perfladder.functional.names import NOT_CALLS, describe_call
 from perfladder.text import near_names
 
 _EXAMPLES: Final = "'linear' for torch.nn.functional.linear, 'torch.bmm', or 'Tensor.matmul'"
@@ -21,6 +22,8 @@ def function_named(name: str) -> Callable[..., Any]:
     Raises:
         InputError: There is none, or none that can be swapped.
     """
+    if not isinstance(name, str):
+        raise InputError(f"function: expected a name such as {_EXAMPLES}, not a {type(name).__name__}.")
     owner, _, attribute = name.rpartition(".")
     places = {"": functional, "torch": torch, "Tensor": torch.Tensor}
     found = getattr(places.get(owner), attribute, None) if owner in places else None
@@ -40,5 +43,7 @@ def function_named(name: str) -> Callable[..., Any]:
 
 def _is_function(name: str, value: Any) -> bool:
     """Whether that is a function which calls can be told of."""
-    call = None if name.startswith("_") or isinstance(value, type) or not callable(value) else describe_call(value)
+    if name.startswith("_") or name in NOT_CALLS or not isinstance(value, (FunctionType, BuiltinFunctionType)):
+        return False
+    call = describe_call(value)
     return call is not None and call.name == name

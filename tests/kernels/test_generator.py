@@ -59,6 +59,16 @@ class TestExport:
         with pytest.raises(InputError, match="is there already"):
             export_benchmark(toys.Net(), [((X,), {})], "gelu", tmp_path / "full")
 
+    def test_wrong_names_and_limits_are_told(self, tmp_path):
+        with pytest.raises(InputError, match="limit: expected a whole number above 0, got 0"):
+            export_benchmark(toys.Net(), [((X,), {})], "gelu", tmp_path / "none", limit=0)
+        with pytest.raises(InputError, match=r"expected a name such as 'linear'.*not a NoneType"):
+            export_benchmark(toys.Net(), [((X,), {})], None, tmp_path / "none")
+        with pytest.raises(InputError) as told:
+            export_benchmark(toys.Net(), [((X,), {})], "nope", tmp_path / "none")
+        assert "has_torch_function" not in str(told.value)
+        assert not (tmp_path / "none").exists()
+
     def test_a_value_that_no_file_holds_leaves_the_call_out(self, tmp_path):
         class Odd(nn.Module):
             def forward(self, x):

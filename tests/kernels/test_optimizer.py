@@ -8,7 +8,7 @@ from torch.nn import functional
 
 import perfladder as pl
 from perfladder.capturing.context import ProcessSettings
-from perfladder.errors import InputError, NotPossibleHereError
+from perfladder.errors import CaptureError, InputError, NotPossibleHereError
 from perfladder.kernels import KernelOptimizationPlan, KernelOptimizer, register_provider
 
 X = torch.linspace(-1, 1, 12).view(3, 4)
@@ -224,6 +224,29 @@ def test_what_is_not_possible_on_the_device_is_told_once(plan_of):
     assert found(plan_of(OnGpu()), OnGpu) == [("not_applicable", "it runs on cuda, not on cpu")]
 
 
+def test_a_library_that_is_only_half_there_costs_its_own_provider(plan_of):
+    class Broken(toys.Faster):
+        name = "toy_broken"
+
+        def why_not(self, device):
+            raise OSError("libtoy.so: undefined symbol")
+
+    plan = plan_of(Broken(), toys.Faster())
+    ((status, reason),) = found(plan, Broken)
+    assert (status, reason.endswith("OSError: libtoy.so: undefined symbol")) == ("not_applicable", True)
+    assert len(plan.swaps) == 2
+
+
+class _NeverRun(nn.Module):
+    def forward(self, x):
+        raise AssertionError("it was run")
+
+
+def test_a_capture_that_is_none_is_refused_before_anything_runs(tmp_path):
+    with pytest.raises(CaptureError, match="is no capture"):
+        KernelOptimizer([toys.Faster()]).make_plan(_NeverRun(), [((X,), {})], capture=tmp_path, factory="a:b")
+
+
 def test_the_function_need_not_be_the_module():
     net = toys.Net()
     other = functional.gelu
@@ -317,6 +340,13 @@ def test_a_provider_survives_json():
         ({"min_time_share": 2}, "min_time_share: expected a number from 0 to 1"),
         ({"min_speedup_percent": "fast"}, "min_speedup_percent: expected a number"),
         ({"tolerances": {"float31": 1.0}}, "'float31' is no dtype"),
+        ({"tolerances": {"float32": "small"}}, "tolerances: float32: expected a number from 0"),
+        ({"tolerances": ["float32"]}, "tolerances: expected a mapping by dtype, not a list"),
+        ({"measuring": 3}, "measuring: expected an instance of a strategy, got 3"),
+        ({"sample_budget_bytes": -1}, "sample_budget_bytes: expected a number from 0 or None"),
+        ({"providers": toys.Faster()}, "providers: expected a list of providers, not a Faster"),
+        ({"providers": [type("Nameless", (pl.kernels.KernelProvider,), {"__call__": id})()]}, "Nameless has no name"),
+        ({"providers": [type("Text", (toys.Faster,), {"functions": "gelu"})()]}, "`functions` of Text is a text"),
         ({"providers": [type("Unknown", (toys.Faster,), {"functions": ("gelo",)})()]}, "There is no function 'gelo'"),
         ({"providers": [type("Unseen", (toys.Faster,), {"functions": ("Tensor.silu",)})()]}, "There is no function"),
     ],
