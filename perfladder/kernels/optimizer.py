@@ -27,6 +27,7 @@ from perfladder.timing.timer import Clock
 from perfladder.tuning.cache import device_name, versions
 from perfladder.tuning.correctness import TOLERANCES
 from perfladder.tuning.measure import MeasuringStop, Meter, NumStepsMeasuringStopStrategy, check_strategy
+from perfladder.tuning.state import ModuleState
 
 if TYPE_CHECKING:
     from perfladder.workload import Workload, WorkloadFile
@@ -98,6 +99,8 @@ class KernelOptimizer:
     ) -> KernelOptimizationPlan:
         """Run a function, look for faster kernels for calls inside a module, and prove what they gain; no gradients.
 
+        What the module keeps between its calls is as before when it ends.
+
         Args:
             function: What to run: a module, or anything that calls `module`, as in `ModuleFunctionKernelProfiler`.
             data: Arguments as (args, kwargs) pairs, all of which make one iteration. None is one call without any.
@@ -130,12 +133,17 @@ class KernelOptimizer:
                     plain(*args, **kwargs)
 
         settings = self.settings(device_of(root, calls))
-        with torch.no_grad():
-            plan = self.find(sampled, plain, calls, settings)
-            if plan.swaps:
-                with Activation(root, plan.mode()) as activation:
-                    activation.is_paused = True
-                    plan = prove(plan, plain, activation.resumed(plain), calls, settings, root)
+        state = ModuleState(root)
+        try:
+            with torch.no_grad():
+                plan = self.find(sampled, plain, calls, settings)
+                if plan.swaps:
+                    state.restore()
+                    with Activation(root, plan.mode()) as activation:
+                        activation.is_paused = True
+                        plan = prove(plan, plain, activation.resumed(plain), calls, settings, root)
+        finally:
+            state.restore()
         if plan.swaps and harness is not None:
             stage = harness.run_with_plan(plan, tolerances=self._tolerances)
             facts = {"stage": stage}

@@ -247,6 +247,24 @@ def test_a_capture_that_is_none_is_refused_before_anything_runs(tmp_path):
         KernelOptimizer([toys.Faster()]).make_plan(_NeverRun(), [((X,), {})], capture=tmp_path, factory="a:b")
 
 
+@pytest.mark.parametrize("provider", [toys.Faster(), toys.Slower()], ids=lambda value: value.name)
+def test_the_module_keeps_what_it_had_before(plan_of, provider):
+    class Counting(toys.Net):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("total", torch.zeros(()))
+            self.num_calls = 0
+
+        def forward(self, x):
+            self.num_calls += 1
+            self.total += 1
+            return super().forward(x)
+
+    net = Counting()
+    plan_of(provider, net=net)
+    assert (net.num_calls, float(net.total)) == (0, 0.0)
+
+
 def test_the_function_need_not_be_the_module():
     net = toys.Net()
     other = functional.gelu
