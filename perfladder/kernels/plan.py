@@ -107,7 +107,7 @@ class KernelOptimizationPlan(Model):
         for swap in self.swaps:
             kind = (kinds or {}).get(swap.provider)
             if kind is not None:
-                provider = kind(kind.config_class.model_validate(swap.config)).of(swap.function)
+                provider = kind(kind.config_class.model_validate(swap.config)).of_file(swap.function)
             else:
                 data: dict[str, JsonValue] = swap.model_dump(mode="json", exclude={"signature"})
                 provider = KernelProvider.from_dict(data)
