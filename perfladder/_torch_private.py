@@ -196,6 +196,17 @@ def put_function_mode(mode: TorchFunctionMode, place: int) -> None:
         _push_on_torch_function_stack(other)
 
 
+def num_function_modes() -> int:
+    """How many modes are on this thread's stack; 0 where this torch does not tell."""
+    return 0 if _len_torch_function_stack is None else int(_len_torch_function_stack())
+
+
+def drop_function_modes(num_left: int) -> None:
+    """Take the innermost modes off this thread's stack until so many are left."""
+    while num_function_modes() > num_left:
+        _pop_torch_function_stack()
+
+
 class AllocatorState(NamedTuple):
     """What the accelerator's allocator has given out and what it holds, in bytes."""
 

@@ -20,6 +20,9 @@ from perfladder import guard
 _POLL_S: Final = 0.2
 _END_S: Final = 10.0
 _TAIL_BYTES: Final = 2000
+_MAX_OUTPUT_BYTES: Final = 64 << 20
+_KEPT_OUTPUT_BYTES: Final = 1 << 20
+"""Of output that grows above the most; what is printed afterwards follows it."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,8 @@ def ask_child(
     Args:
         arguments: Those of the interpreter, given the descriptor to write the answer to.
         limits: When it is ended.
-        output: A file that takes what it prints; the end of it is told where it ended by itself.
+        output: A file that takes what it prints; the end of it is told where it ended by itself. One that prints
+            without an end does not fill the disk: the middle of it is dropped.
         send: Makes a thread that writes to the process's stdin and closes it; None: there is nothing to read.
     """
     deadline = time.monotonic() + limits.timeout_s
@@ -99,7 +103,7 @@ def _run(
     try:
         if sender is not None:
             sender.start()
-        answer, peak, why = _wait(process, answer_read, limits, deadline)
+        answer, peak, why = _wait(process, answer_read, limits, deadline, log_fd)
     finally:
         os.close(lifeline_write)
         process.wait()
@@ -112,7 +116,7 @@ def _run(
 
 
 def _wait(
-    process: subprocess.Popen[bytes], answer_fd: int, limits: ChildLimits, deadline: float
+    process: subprocess.Popen[bytes], answer_fd: int, limits: ChildLimits, deadline: float, log_fd: int
 ) -> tuple[bytes, int | None, str | None]:
     """The answer, the largest memory seen, and why the child is to be ended."""
     peak = 0
@@ -127,11 +131,19 @@ def _wait(
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(_END_S)  # so that its own end is what the guard reports
                 return answer, peak or None, None
+        _shorten(log_fd)
         peak = max(peak, _memory_of(process.pid))
         if limits.max_memory_bytes is not None and peak > limits.max_memory_bytes:
             return b"", peak, f"it took {peak} bytes of memory; the limit is {limits.max_memory_bytes}"
         if time.monotonic() > deadline:
             return b"", peak or None, f"it did not end within {limits.timeout_s:g} s ({limits.setting})"
+
+
+def _shorten(log_fd: int) -> None:
+    """Drop all but the beginning of what was printed, where that is too much; the child writes on behind it."""
+    if os.fstat(log_fd).st_size > _MAX_OUTPUT_BYTES:
+        os.ftruncate(log_fd, _KEPT_OUTPUT_BYTES)
+        os.lseek(log_fd, 0, os.SEEK_END)  # the place is the child's too
 
 
 def _memory_of(root: int) -> int:

@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import time
@@ -45,6 +47,20 @@ def archive(tmp_path_factory, variables):
     assert done.returncode == 0, done.stderr
     assert "ONNXRuntimeBackend()" in done.stdout
     return path
+
+
+JSON = {"content-type": "application/json"}
+
+
+def hang_up(url):
+    """Clients that leave in the middle of a request, and before they have read the answer."""
+    host, port = url.removeprefix("http://").split(":")
+    body = json.dumps({"inputs": [[0.0] * 64]})
+    head = f"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    for sent in (head + body[:10], head + body) * 10:
+        with socket.create_connection((host, int(port))) as client:
+            client.sendall(sent.encode())
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
 class Server:
@@ -92,6 +108,12 @@ def test_it_answers_several_clients_right_and_ends(archive, variables):
         refused = [{"inputs": []}, {"inputs": [[0.0] * 63]}, {"inputs": [[0.0] * 64] * 17}, {"inputs": [["x"] * 64]}]
         for body in refused:
             assert httpx.post(f"{server.url}/predict", json=body, trust_env=False).status_code == 422
+        for number in ("NaN", "Infinity", "1e39"):
+            body = f'{{"inputs": [[{", ".join([number] * 64)}]]}}'
+            answer = httpx.post(f"{server.url}/predict", content=body, headers=JSON, trust_env=False)
+            assert answer.status_code == 422, answer.text
+        hang_up(server.url)
+        assert httpx.get(f"{server.url}/health", trust_env=False).status_code == 200
 
         wrong = json.loads(expected.read_text())
         wrong[1]["outputs"][0][0] += 0.1

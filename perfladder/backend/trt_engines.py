@@ -56,19 +56,17 @@ def build_engine(
         backend: With options other than the defaults.
 
     Raises:
-        InputError: The folder is not empty, or samples are of several forms.
+        InputError: The module is none, the folder is not empty, or samples are of several forms.
         NotPossibleHereError: A library is missing.
         TuningError: The module cannot be built for all sizes.
     """
     from perfladder.backend.trt_build import PLAN_FILE
 
     backend = backend or TensorRTBackend()
-    where = Path(folder)
-    if where.exists() and any(where.iterdir()):
-        raise InputError(f"folder: {where} is not empty. Choose a new one for each engine.")
+    _check_module(module)
     if module.training:
         raise InputError("module: it is in training mode; call eval() first.")
-    where.mkdir(parents=True, exist_ok=True)
+    where = _new_folder(folder)
     request = _recorded(module, samples, where, dynamic_shapes)
     build = backend.build_engine(request)
     write_atomically(where / _GRAPH_FILE, request.graph.to_model().model_dump_json())
@@ -96,6 +94,7 @@ def load_engine(
         What takes the arguments of the module's forward and returns what it does.
 
     Raises:
+        InputError: The module or the device is none.
         NotPossibleHereError: A library is missing, or the runtime refuses the GPU.
         TuningError: The folder holds no whole build, or the runtime refuses the engine.
     """
@@ -105,15 +104,40 @@ def load_engine(
     from perfladder.tuning.graph import GraphModel, GraphSpec
 
     backend, where = backend or TensorRTBackend(), Path(folder)
-    place = torch.device(device)
+    _check_module(module)
+    try:
+        place = torch.device(device)
+    except RuntimeError:
+        raise InputError(f"device: expected one such as 'cuda' or 'cuda:1', got {device!r}.") from None
     try:
         graph = GraphSpec.from_model(GraphModel.model_validate_json((where / _GRAPH_FILE).read_bytes()))
-    except (OSError, ValidationError) as error:
-        raise TuningError(f"{where} holds no build of build_engine: {error}") from None
+    except OSError as error:
+        raise TuningError(f"{where} holds no build of build_engine: {_GRAPH_FILE}: {error.strerror}.") from None
+    except ValidationError:
+        raise TuningError(f"{where / _GRAPH_FILE} is damaged. Build the engine again.") from None
     if reason := backend.why_not(place):
         raise NotPossibleHereError(f"The engine cannot run here: {reason}.")
     request = BuildRequest(module, module.forward, graph, (), place, where, _shared_folder())
     return backend.load(request).call
+
+
+def _check_module(module: object) -> None:
+    from torch import nn
+
+    if not isinstance(module, nn.Module):
+        raise InputError(f"module: expected a torch.nn.Module, not a {type(module).__name__}.")
+
+
+def _new_folder(folder: str | Path) -> Path:
+    where = Path(folder)
+    try:
+        where.mkdir(parents=True, exist_ok=True)
+        is_empty = not any(where.iterdir())
+    except OSError as error:
+        raise InputError(f"folder: {where} cannot be made or read ({error.strerror}).") from None
+    if not is_empty:
+        raise InputError(f"folder: {where} is not empty. Choose a new one for each engine.")
+    return where
 
 
 def _recorded(

@@ -76,6 +76,41 @@ def _read_settings(table: Mapping[str, Setting]) -> dict[str, JsonValue]:
     return found
 
 
+class ProcessSettings:
+    """Torch's settings and modes as they are now, on this thread and in the process."""
+
+    def __init__(self) -> None:
+        import torch
+
+        from perfladder._torch_private import num_function_modes
+
+        self._settings = _read_settings(_settings())
+        self._default_dtype = torch.get_default_dtype()
+        self._is_grad_enabled = torch.is_grad_enabled()
+        self._num_function_modes = num_function_modes()
+
+    def put_back(self) -> list[str]:
+        """Set back what is otherwise by now, and tell what that was."""
+        import torch
+
+        from perfladder._torch_private import drop_function_modes, num_function_modes
+
+        table = _settings()
+        changed = [name for name, value in _read_settings(table).items() if self._settings.get(name, value) != value]
+        for name in changed:
+            table[name][1](self._settings[name])
+        if torch.get_default_dtype() != self._default_dtype:
+            torch.set_default_dtype(self._default_dtype)
+            changed.append("default_dtype")
+        if torch.is_grad_enabled() != self._is_grad_enabled:
+            torch.set_grad_enabled(self._is_grad_enabled)
+            changed.append("grad_enabled")
+        if num_function_modes() > self._num_function_modes:
+            drop_function_modes(self._num_function_modes)
+            changed.append("function modes")
+        return changed
+
+
 @contextlib.contextmanager
 def context_restored(context: CallContext, loaded: LoadedTarget) -> Iterator[None]:
     """The modes and settings of a captured call are in force inside the block, and the present ones after it."""

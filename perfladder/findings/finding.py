@@ -26,6 +26,7 @@ Kind = Literal[
     "transfer_bound",
     "communication_bound",
     "outside_regions",
+    "other_threads",
     "replay_faithful",
     "replay_timing_differs",
     "replay_timing_undecided",

@@ -22,6 +22,8 @@ GLUE_US: Final = 20.0
 """Python for each operator that is called, from which on it is more than calling the operator takes."""
 OWN_WORK_FRAC: Final = 0.5
 """Of a plain run on a CPU: below it operators work for less than half of the time."""
+OTHER_THREADS_FRAC: Final = 0.2
+"""Of a run: from here on the work of other threads is part of who keeps the pace."""
 _US_PER_MS: Final = 1e3
 _PROFILED: Final = "the host's parts are of profiled runs, in which both weigh more than in plain ones"
 
@@ -38,6 +40,7 @@ class Pace:
         busy_ms: Work of the device in one.
         plain_ms: Duration of one without the profiler.
         waits: What the host's waits cost in it.
+        other_threads_frac: Host work of other threads during it, for which its own thread may wait.
     """
 
     rung: str
@@ -47,6 +50,7 @@ class Pace:
     busy_ms: float | None
     plain_ms: float | None
     waits: WaitModel | None = None
+    other_threads_frac: float = 0.0
 
     @property
     def what(self) -> str:
@@ -152,6 +156,8 @@ def _host_work(pace: Pace, background: Background, work: Evidence) -> Finding | 
     Calling an operator takes Python too, so that Python counts as the cause only where much of it is run for each one.
     """
     host = pace.host
+    if pace.other_threads_frac >= OTHER_THREADS_FRAC:
+        return None
     python = host.python_us + host.garbage_collection_us
     dispatch = host.operator_dispatch_us + host.kernel_launch_us + host.runtime_other_us
     each_us = python / max(host.num_operators, 1)

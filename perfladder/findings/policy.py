@@ -6,7 +6,14 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from perfladder.findings.finding import Finding, Kind
-from perfladder.findings.host_bound import BUSY_FRAC, GLUE_US, MAIN_PART, OWN_WORK_FRAC, RECOVERABLE_FRAC
+from perfladder.findings.host_bound import (
+    BUSY_FRAC,
+    GLUE_US,
+    MAIN_PART,
+    OTHER_THREADS_FRAC,
+    OWN_WORK_FRAC,
+    RECOVERABLE_FRAC,
+)
 from perfladder.findings.movement import COMMUNICATION_FRAC, TRANSFER_FRAC
 from perfladder.findings.setup import DEVICE_FULL_FRAC, HOST_FULL_FRAC, WIDE_SHARE
 
@@ -109,6 +116,13 @@ POLICY: Final = (
     ),
     PolicyRow(
         "outside_regions", ("regions",), "More than 20 % of the host time is outside every module, waits left out."
+    ),
+    PolicyRow(
+        "other_threads",
+        ("regions",),
+        f"Threads other than the run's own do host work for {OTHER_THREADS_FRAC:.0%} of a run or more. What the run's "
+        "own thread does meanwhile may be waiting for them, so that it decides neither `outside_regions` nor dispatch "
+        "or Python as the cause.",
     ),
     PolicyRow(
         "wider_dtype",

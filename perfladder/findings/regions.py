@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from perfladder.findings.background import Background, where
 from perfladder.findings.finding import Evidence, Finding
-from perfladder.findings.host_bound import Pace, pace_findings
+from perfladder.findings.host_bound import OTHER_THREADS_FRAC, Pace, pace_findings
 from perfladder.findings.movement import communication_findings, transfer_findings
 from perfladder.rungs.regions import RegionsResult
 from perfladder.trace.regions import middle_run
@@ -18,7 +18,10 @@ def regions_findings(result: RegionsResult, background: Background) -> list[Find
     found = []
     residual, ratio = result.residual, result.profiled_ratio
     share = _own_share(result)
-    if residual is not None and share > _CLEAR_SHARE:
+    others = _other_threads_frac(result)
+    if others >= OTHER_THREADS_FRAC:
+        found.append(_other_threads(others))
+    elif residual is not None and share > _CLEAR_SHARE:
         parts = {
             "Python or waiting": residual.host.python_us,
             "operator dispatch": residual.host.operator_dispatch_us,
@@ -70,6 +73,36 @@ def regions_findings(result: RegionsResult, background: Background) -> list[Find
     return found
 
 
+def _other_threads_frac(result: RegionsResult) -> float:
+    """Host work of other threads in the run of median duration; of several threads together it may be above 1."""
+    if not result.runs:
+        return 0.0
+    middle = middle_run(result.runs)
+    return middle.other_threads_cpu_time_us / max(middle.wall_time_us, 1e-9)
+
+
+def _other_threads(frac: float) -> Finding:
+    return Finding(
+        kind="other_threads",
+        rung="regions",
+        claim=(
+            f"Other threads do host work for {frac:.0%} of a run. Its own thread may wait for them, so its time "
+            "outside modules tells nothing by itself."
+        ),
+        evidence=[
+            Evidence(
+                metric="other_threads_cpu_time_us / wall_time_us",
+                value=frac,
+                unit="of a profiled run, over all other threads",
+                source=where("regions", "runs[]"),
+            )
+        ],
+        uncertainty="operators of these threads in one profiled run; Python between them is not counted",
+        refuted_by="a run as long in which these threads have nothing to do",
+        next_experiment="Make these calls on the run's own thread in a workload of their own; compare its findings.",
+    )
+
+
 def _own_share(result: RegionsResult) -> float:
     """Part of the host time outside every region in which it does not wait for the device."""
     residual = result.residual
@@ -90,6 +123,7 @@ def _pace_of_run(result: RegionsResult, background: Background) -> list[Finding]
         busy_ms=result.device_busy_ms,
         plain_ms=result.unprofiled_ms,
         waits=result.waits,
+        other_threads_frac=_other_threads_frac(result),
     )
     # A host that waits for copies is no further cause.
     copies = transfer_findings(pace, result.copies, background)

@@ -18,7 +18,7 @@ NO_CALL: Final = "(none)"
 
 _FUNCTIONAL: Final = "torch.nn.functional."
 _CHECKS: Final = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
-_NOT_CALLS: Final = frozenset({*_CHECKS, "handle_torch_function", "boolean_dispatch"})
+NOT_CALLS: Final = frozenset({*_CHECKS, "handle_torch_function", "boolean_dispatch"})
 # Methods that only read what the tensor knows.
 _READING_METHODS: Final = frozenset(
     f"Tensor.{name}"
@@ -96,7 +96,7 @@ def _functionals_inside(function: Callable[..., Any], seen: set[int]) -> set[str
     found = set()
     for name in used & vars(functional).keys():
         inner = getattr(functional, name)
-        if id(inner) in seen or name in _NOT_CALLS:
+        if id(inner) in seen or name in NOT_CALLS:
             continue
         seen.add(id(inner))
         if name.startswith("_"):

@@ -120,9 +120,9 @@ class SampleStore:
         return found
 
 
-def copied_arguments(arguments: Arguments) -> Arguments:
-    """Copy arguments into memory of their own, with their strides; parameters stay what they are."""
-    spans = _Spans(keeps_parameters=True)
+def copied_arguments(arguments: Arguments, *, keeps_parameters: bool = True) -> Arguments:
+    """Copy arguments into memory of their own, with their strides; parameters stay what they are, unless told."""
+    spans = _Spans(keeps_parameters=keeps_parameters)
     spans.add(arguments)
     return spans.copied(arguments, torch.clone)
 

@@ -83,6 +83,19 @@ class KernelProvider(ABC):
         made.function, made.original = function, function_named(function)
         return made
 
+    def of_file(self, function: str) -> Self:
+        """The same for a name that stands in a file, which may have been edited.
+
+        Raises:
+            InputError: There is no such function, or it does not stand for it.
+        """
+        if function not in self.functions:
+            raise InputError(
+                f"function: the provider {self.name!r} stands for {', '.join(self.functions) or 'nothing'}, and not "
+                f"for {function!r}. Make a new plan."
+            )
+        return self.of(function)
+
     def why_not(self, device: torch.device) -> str | None:
         """Why it is not applicable here, such as a library that is not installed; None if it is."""
         if device.type not in self.device_types:
@@ -124,7 +137,7 @@ class KernelProvider(ABC):
             config = kind.config_class.model_validate(data["config"])
         except ValidationError as error:
             raise input_error(error, kind.config_class, f"The config of the provider {kind.name!r}") from None
-        return kind(config).of(str(data["function"]))
+        return kind(config).of_file(str(data["function"]))
 
 
 def _nothing(*_: Any, **__: Any) -> Any:

@@ -101,6 +101,8 @@ def export_benchmark(
         InputError: There is no such function, or the folder holds something.
         RungError: The module makes no call of it whose inputs can be written.
     """
+    if type(limit) is not int or limit < 1:
+        raise InputError(f"limit: expected a whole number above 0, got {limit!r}.")
     root, run, calls = module_of(function, module), callable_of(function), call_pairs(data)
 
     def iterate() -> None:

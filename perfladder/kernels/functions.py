@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import BuiltinFunctionType, FunctionType
 from typing import Any, Final
 
 import torch
 from torch.nn import functional
 
 from perfladder.errors import InputError
-from perfladder.functional.names import describe_call
+from perfladder.functional.names import NOT_CALLS, describe_call
 from perfladder.text import near_names
 
 _EXAMPLES: Final = "'linear' for torch.nn.functional.linear, 'torch.bmm', or 'Tensor.matmul'"
@@ -21,11 +22,13 @@ def function_named(name: str) -> Callable[..., Any]:
     Raises:
         InputError: There is none, or none that can be swapped.
     """
+    if not isinstance(name, str):
+        raise InputError(f"function: expected a name such as {_EXAMPLES}, not a {type(name).__name__}.")
     owner, _, attribute = name.rpartition(".")
     places = {"": functional, "torch": torch, "Tensor": torch.Tensor}
     found = getattr(places.get(owner), attribute, None) if owner in places else None
     if not callable(found):
-        known = [known for known in vars(functional) if not known.startswith("_")]
+        known = [known for known, value in vars(functional).items() if _is_function(known, value)]
         hint = near_names(name, known, "functions of torch.nn.functional")
         raise InputError(f"There is no function {name!r}; expected a name such as {_EXAMPLES}. {hint}")
     call = describe_call(found)
@@ -36,3 +39,11 @@ def function_named(name: str) -> Callable[..., Any]:
         )
     function: Callable[..., Any] = found
     return function
+
+
+def _is_function(name: str, value: Any) -> bool:
+    """Whether that is a function which calls can be told of."""
+    if name.startswith("_") or name in NOT_CALLS or not isinstance(value, (FunctionType, BuiltinFunctionType)):
+        return False
+    call = describe_call(value)
+    return call is not None and call.name == name

@@ -85,6 +85,8 @@ class KernelGenerator:
     def __init__(self, folder: str | Path, *, timeout_s: float = 300.0, max_memory_bytes: int | None = None) -> None:
         if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not timeout_s > 0:
             raise InputError(f"timeout_s: expected seconds above 0, got {timeout_s!r}.")
+        if max_memory_bytes is not None and (type(max_memory_bytes) is not int or max_memory_bytes <= 0):
+            raise InputError(f"max_memory_bytes: expected a number of bytes above 0 or None, got {max_memory_bytes!r}.")
         self.folder = Path(folder).absolute()
         try:
             self.task = KernelTask.model_validate_json((self.folder / TASK).read_bytes())
@@ -95,21 +97,30 @@ class KernelGenerator:
         except ValidationError as error:
             raise InputError(f"folder: {self.folder / TASK} is damaged: {error.errors()[0]['msg']}.") from None
         self._limits = ChildLimits(float(timeout_s), max_memory_bytes, "timeout_s")
+        self._is_closed = False
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="perfladder-candidate")
 
     def submit(self, source: str | Path) -> Future[KernelGenerationResult]:
         """Queue a candidate: its text, or the path of its file; it has a function `kernel`, as `candidate.py` shows.
 
         Raises:
-            InputError: It is neither, or there is no such file.
+            InputError: It is neither, there is no such file, it is no text, or the generator is closed.
         """
         if isinstance(source, Path):
             if not source.is_file():
                 raise InputError(f"source: there is no file {source}.")
-            source = source.read_text(encoding="utf-8")
-        if not isinstance(source, str):
+            code = source.read_bytes()
+        elif isinstance(source, str):
+            code = source.encode("utf-8", "surrogatepass")
+        else:
             raise InputError(f"source: expected Python code or the path of a file, not a {type(source).__name__}.")
-        return self._pool.submit(self._evaluate, source)
+        try:
+            code.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise InputError(f"source: expected text in UTF-8, but byte {error.start} of it is none.") from None
+        if self._is_closed:
+            raise InputError("submit: the generator is closed, and takes no more candidates. Make another one.")
+        return self._pool.submit(self._evaluate, code)
 
     def evaluate(self, source: str | Path) -> KernelGenerationResult:
         """`submit`, and wait for the result."""
@@ -117,6 +128,7 @@ class KernelGenerator:
 
     def close(self) -> None:
         """Drop candidates that wait, and wait for the one that runs."""
+        self._is_closed = True
         self._pool.shutdown(cancel_futures=True)
 
     def __enter__(self) -> Self:
@@ -127,16 +139,19 @@ class KernelGenerator:
     ) -> None:
         self.close()
 
-    def _evaluate(self, source: str) -> KernelGenerationResult:
+    def _evaluate(self, source: bytes) -> KernelGenerationResult:
         with tempfile.TemporaryDirectory(prefix="perfladder-") as scratch, tempfile.TemporaryFile() as output:
             candidate = Path(scratch) / "candidate.py"
-            candidate.write_text(source, encoding="utf-8")
+            candidate.write_bytes(source)
             # Not the folder's own copy of the script, which may have been edited.
             command = ["-P", "-X", "faulthandler", str(_BENCH), str(candidate), "--folder", str(self.folder)]
             found = ask_child(lambda answer_fd: [*command, "--answer-fd", str(answer_fd)], self._limits, output)
         if found.error is not None:
             return KernelGenerationResult(stage="compile", error=found.error)
-        return _result_of(json.loads(found.answer))
+        try:
+            return _result_of(json.loads(found.answer))
+        except (ValueError, KeyError, TypeError, AttributeError):  # the candidate wrote there as well
+            return KernelGenerationResult(stage="compile", error="what its process answered cannot be read")
 
 
 def _result_of(answer: dict[str, object]) -> KernelGenerationResult:

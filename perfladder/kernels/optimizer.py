@@ -26,7 +26,8 @@ from perfladder.target import consume
 from perfladder.timing.timer import Clock
 from perfladder.tuning.cache import device_name, versions
 from perfladder.tuning.correctness import TOLERANCES
-from perfladder.tuning.measure import MeasuringStop, Meter, NumStepsMeasuringStopStrategy
+from perfladder.tuning.measure import MeasuringStop, Meter, NumStepsMeasuringStopStrategy, check_strategy
+from perfladder.tuning.state import ModuleState
 
 if TYPE_CHECKING:
     from perfladder.workload import Workload, WorkloadFile
@@ -67,21 +68,18 @@ class KernelOptimizer:
         sample_budget_bytes: int | None = None,
         clock: Clock | None = None,
     ) -> None:
-        self.providers = list(default_providers() if providers is None else providers)
-        for provider in self.providers:
-            if not isinstance(provider, KernelProvider):
-                raise InputError(f"providers: expected instances of pl.kernels.KernelProvider, not {provider!r}.")
-            for name in provider.functions:
-                function_named(name)
+        self.providers = _checked_providers(default_providers() if providers is None else providers)
         for name, value, most in (
             ("min_time_share", min_time_share, 1),
             ("min_speedup_percent", min_speedup_percent, 1e6),
         ):
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= most:
                 raise InputError(f"{name}: expected a number from 0 to {most:g}, got {value!r}.")
-        unknown = [name for name in tolerances or {} if name not in TOLERANCES]
-        if unknown:
-            raise InputError(f"tolerances: {unknown[0]!r} is no dtype that has one; there are {', '.join(TOLERANCES)}.")
+        if measuring is not None:
+            check_strategy("measuring", measuring, MeasuringStop)
+        _check_tolerances({} if tolerances is None else tolerances)
+        if sample_budget_bytes is not None and (type(sample_budget_bytes) is not int or sample_budget_bytes < 0):
+            raise InputError(f"sample_budget_bytes: expected a number from 0 or None, got {sample_budget_bytes!r}.")
         self.min_time_share = min_time_share
         self._min_effect = min_speedup_percent / 100
         self._measuring = measuring or NumStepsMeasuringStopStrategy()
@@ -101,6 +99,8 @@ class KernelOptimizer:
     ) -> KernelOptimizationPlan:
         """Run a function, look for faster kernels for calls inside a module, and prove what they gain; no gradients.
 
+        What the module keeps between its calls is as before when it ends.
+
         Args:
             function: What to run: a module, or anything that calls `module`, as in `ModuleFunctionKernelProfiler`.
             data: Arguments as (args, kwargs) pairs, all of which make one iteration. None is one call without any.
@@ -112,11 +112,17 @@ class KernelOptimizer:
 
         Raises:
             InputError: An argument is wrong.
+            CaptureError: The capture is none, or damaged.
             ValueError: No module is given or found, or the data are no such pairs.
         """
         root, run, calls = module_of(function, module), callable_of(function), call_pairs(data)
         if capture is None and (workload is not None or factory is not None):
             raise InputError("capture: give the folder of a capture, of which this is the workload or factory.")
+        harness = None
+        if capture is not None:
+            from perfladder.capturing.api import StageBenchHarness
+
+            harness = StageBenchHarness(capture, workload=workload, factory=factory)  # refused before the trials
 
         def plain(*args: Any, **kwargs: Any) -> Any:
             return consume(run(*args, **kwargs), lambda: 0).value
@@ -127,18 +133,19 @@ class KernelOptimizer:
                     plain(*args, **kwargs)
 
         settings = self.settings(device_of(root, calls))
-        with torch.no_grad():
-            plan = self.find(sampled, plain, calls, settings)
-            if plan.swaps:
-                with Activation(root, plan.mode()) as activation:
-                    activation.is_paused = True
-                    plan = prove(plan, plain, activation.resumed(plain), calls, settings, root)
-        if plan.swaps and capture is not None:
-            from perfladder.capturing.api import StageBenchHarness
-
-            stage = StageBenchHarness(capture, workload=workload, factory=factory).run_with_plan(
-                plan, tolerances=self._tolerances
-            )
+        state = ModuleState(root)
+        try:
+            with torch.no_grad():
+                plan = self.find(sampled, plain, calls, settings)
+                if plan.swaps:
+                    state.restore()
+                    with Activation(root, plan.mode()) as activation:
+                        activation.is_paused = True
+                        plan = prove(plan, plain, activation.resumed(plain), calls, settings, root)
+        finally:
+            state.restore()
+        if plan.swaps and harness is not None:
+            stage = harness.run_with_plan(plan, tolerances=self._tolerances)
             facts = {"stage": stage}
             if stage.reason is not None:
                 return plan.without_swaps(stage.reason, **facts)
@@ -184,7 +191,10 @@ class KernelOptimizer:
         """Providers that may be tried here, and a record of each other one."""
         refused, possible = [], []
         for provider in self.providers:
-            reason = provider.why_not(settings.device)
+            try:
+                reason = provider.why_not(settings.device)
+            except Exception as error:  # whatever a library raises that is only half there
+                reason = f"it cannot tell whether it works here: {type(error).__name__}: {error}"
             if reason is None and settings.needs_trace and not provider.is_traceable:
                 reason = "torch.compile cannot trace it as part of the module's graph (is_traceable is False)"
             if reason is None:
@@ -216,6 +226,32 @@ class KernelOptimizer:
             if best is not None:
                 live.append(LiveSwap(form.function, form.signature, best[1]))
         return records, live
+
+
+def _checked_providers(providers: Any) -> list[KernelProvider]:
+    if not isinstance(providers, Sequence) or isinstance(providers, str):
+        raise InputError(f"providers: expected a list of providers, not a {type(providers).__name__}.")
+    for provider in providers:
+        if not isinstance(provider, KernelProvider):
+            raise InputError(f"providers: expected instances of pl.kernels.KernelProvider, not {provider!r}.")
+        kind = type(provider).__name__
+        if not isinstance(getattr(provider, "name", None), str):
+            raise InputError(f"providers: {kind} has no name; set the class attribute `name`.")
+        if isinstance(provider.functions, str):
+            raise InputError(f"providers: `functions` of {kind} is a text; expected names, as in ('linear',).")
+        for name in provider.functions:
+            function_named(name)
+    return list(providers)
+
+
+def _check_tolerances(tolerances: Any) -> None:
+    if not isinstance(tolerances, Mapping):
+        raise InputError(f"tolerances: expected a mapping by dtype, not a {type(tolerances).__name__}.")
+    for name, value in tolerances.items():
+        if name not in TOLERANCES:
+            raise InputError(f"tolerances: {name!r} is no dtype that has one; there are {', '.join(TOLERANCES)}.")
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
+            raise InputError(f"tolerances: {name}: expected a number from 0, got {value!r}.")
 
 
 def _of(providers: Sequence[KernelProvider], function: str) -> list[KernelProvider]:

@@ -107,7 +107,7 @@ class KernelOptimizationPlan(Model):
         for swap in self.swaps:
             kind = (kinds or {}).get(swap.provider)
             if kind is not None:
-                provider = kind(kind.config_class.model_validate(swap.config)).of(swap.function)
+                provider = kind(kind.config_class.model_validate(swap.config)).of_file(swap.function)
             else:
                 data: dict[str, JsonValue] = swap.model_dump(mode="json", exclude={"signature"})
                 provider = KernelProvider.from_dict(data)
@@ -135,7 +135,7 @@ def _prepared(provider: KernelProvider, swap: SwapModel) -> KernelProvider:
         try:
             with torch.no_grad():
                 provider.prepare([swap.signature.example(device)])
-        except Exception as error:  # whatever a library raises
+        except (Exception, SystemExit) as error:  # whatever a library raises
             why = f"{type(error).__name__}: {error}"
     if why is not None:
         raise NotPossibleHereError(

@@ -23,6 +23,14 @@ class CallSample(Sample):
         """A copy that may be changed."""
         return copied_arguments((self.args, self.kwargs))
 
+    def with_other_numbers(self) -> Arguments:
+        """A copy, of parameters too, in which the numbers of each tensor lie one place further; integers stay."""
+        from perfladder.kernels.standalone_bench import moved
+
+        with torch.no_grad():
+            args, kwargs = copied_arguments((self.args, self.kwargs), keeps_parameters=False)
+            return moved(args), moved(kwargs)
+
     @classmethod
     def of_call(cls, arguments: Arguments) -> CallSample:
         """A sample of arguments that nobody else changes."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Self
 
 import torch
-from pydantic import Field
+from pydantic import Field, field_validator, model_validator
 
 from perfladder.functional.samples import Arguments, tensors_in
 from perfladder.models import Model
@@ -16,6 +16,8 @@ _TENSORS: Final = (torch.Tensor, torch.nn.Parameter)
 _PLAIN: Final = (bool, int, float, str, type(None))
 _SIMPLE: Final = frozenset(_PLAIN)
 _TYPES: Final[dict[str, Any]] = {kind.__name__: kind for kind in _PLAIN}
+_INFINITE: Final = ("inf", "-inf")
+"""As text, since JSON has no such numbers."""
 _RANDOM_INTEGERS: Final = 2
 """Integers of an example lie below it: they may be indices, of which every table has these."""
 
@@ -31,6 +33,25 @@ class ArgumentForm(Model):
     value: bool | int | float | str | None = None
     items: tuple[ArgumentForm, ...] | None = None
 
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        """A file may have been damaged or written by hand."""
+        if self.kind == "tensor":
+            shape, strides = self.shape, self.strides
+            if shape is None or strides is None or len(shape) != len(strides) or min((*shape, *strides), default=0) < 0:
+                raise ValueError("a tensor has a shape and as many strides, none of them below 0")
+        if self.kind in ("tensor", "dtype") and not isinstance(getattr(torch, self.dtype or "", None), torch.dtype):
+            raise ValueError(f"{self.dtype!r} is no dtype of torch")
+        if self.kind == "value" and not self._is_plain():
+            raise ValueError(f"{self.value!r} is no value of the class {self.type!r}")
+        if self.kind in ("list", "tuple") and self.items is None:
+            raise ValueError(f"a {self.kind} has items")
+        return self
+
+    def _is_plain(self) -> bool:
+        kind = type(self.value)
+        return self.type == kind.__name__ or (self.type == "float" and (kind is int or self.value in _INFINITE))
+
     @classmethod
     def of(cls, value: Any) -> ArgumentForm | None:
         """The form of a value; None where it cannot be told."""
@@ -38,7 +59,8 @@ class ArgumentForm(Model):
         if kind in _TENSORS and value.layout == torch.strided and not value.is_nested:
             return cls(kind="tensor", dtype=_name(value.dtype), shape=tuple(value.shape), strides=value.stride())
         if kind in _PLAIN and value == value:  # NaN is equal to nothing, so that no call would be found again
-            return cls(kind="value", type=kind.__name__, value=value)
+            is_infinite = kind is float and abs(value) == float("inf")
+            return cls(kind="value", type=kind.__name__, value=str(value) if is_infinite else value)
         if kind is torch.dtype:
             return cls(kind="dtype", dtype=_name(value))
         if kind in (list, tuple, torch.Size):
@@ -96,6 +118,14 @@ class CallSignature(Model):
     args: tuple[ArgumentForm, ...]
     kwargs: dict[str, ArgumentForm] = {}
     device_type: str
+
+    @field_validator("device_type")
+    @classmethod
+    def _is_device(cls, value: str) -> str:
+        try:
+            return torch.device(value).type
+        except RuntimeError:
+            raise ValueError(f"{value!r} is no kind of device") from None
 
     @classmethod
     def of(cls, arguments: Arguments) -> CallSignature | None:

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from perfladder.capturing.context import ProcessSettings
+from perfladder.functional.samples import tensors_in
 from perfladder.kernels.base import KernelProvider
 from perfladder.kernels.functions import function_named
 from perfladder.kernels.records import ProviderRecord
-from perfladder.kernels.reference import CallSample, reference_of
+from perfladder.kernels.reference import CallSample, Reference, reference_of
 from perfladder.kernels.signatures import CallSignature
 from perfladder.tuning.correctness import Case, Expected, check, expectations
 from perfladder.tuning.measure import MeasuringStop, Meter, Timing, measure_pairs
@@ -71,12 +73,17 @@ class CallForm:
 
     @property
     def expected(self) -> list[Expected]:
-        """What is right for all samples."""
+        """What is right for all samples, and for the same with other numbers.
+
+        These come first: a kernel that writes to the weights then writes to copies.
+        """
         if not self._expected:
             for sample in self.samples:
                 reference = reference_of(self.original, sample, self.settings.device)
-                case = Case("the sample", sample.fresh)
-                found = expectations(reference.call, [case], self.settings.device)
+                cases = [Case("the sample", sample.fresh)]
+                if not reference.changes_inputs and _is_defined(reference, sample):
+                    cases.insert(0, Case("other numbers", sample.with_other_numbers))
+                found = expectations(reference.call, cases, self.settings.device)
                 self._expected += [replace(one, changes_inputs=reference.changes_inputs) for one in found]
                 self.reference_dtype = reference.dtype
         return self._expected
@@ -90,7 +97,19 @@ class CallForm:
         return self.time_ms * self.num_calls
 
     def try_provider(self, provider: KernelProvider) -> tuple[ProviderRecord, KernelProvider]:
-        """Prepare, check and time a provider; returns what was found, and the prepared one."""
+        """Prepare, check and time a provider; returns what was found, and the prepared one.
+
+        One that leaves a setting of the process otherwise than it was is rejected, and the setting put back: calls that
+        are not its own would be other ones with it.
+        """
+        before = ProcessSettings()
+        record, live = self._tried(provider)
+        if changed := before.put_back():
+            reason = f"it leaves settings of torch changed: {', '.join(changed)}"
+            record = record.model_copy(update={"status": "rejected", "reason": reason})
+        return record, live
+
+    def _tried(self, provider: KernelProvider) -> tuple[ProviderRecord, KernelProvider]:
         record = ProviderRecord(
             function=self.function,
             signature=self.signature,
@@ -117,7 +136,7 @@ class CallForm:
             if found.reason is not None:
                 return ended("rejected", found.reason, **facts)
             timing = self._time(live)
-        except Exception as error:  # whatever a library or a user's kernel raises
+        except (Exception, SystemExit) as error:  # whatever a library or a user's kernel raises
             return ended("failed", f"{type(error).__name__}: {error}")
         facts["measurement"] = Measurement.of(timing)
         if timing.comparison.verdict != "faster":
@@ -145,6 +164,14 @@ class CallForm:
         )
         baseline, candidate = ([ms / repeats for ms in side] for side in (timing.baseline_ms, timing.candidate_ms))
         return Timing(1, baseline, candidate, timing.comparison)
+
+
+def _is_defined(reference: Reference, sample: CallSample) -> bool:
+    """Whether the function gives numbers for the sample's other numbers; those of a mask may leave nothing to weigh."""
+    args, kwargs = sample.with_other_numbers()
+    with torch.no_grad():
+        found = tensors_in(reference.call(*args, **kwargs))
+    return all(bool(tensor.isfinite().all()) for tensor in found if tensor.is_floating_point())
 
 
 def _repeated(call: Callable[..., Any], times: int) -> Callable[..., Any]:

@@ -66,7 +66,7 @@ def prove(
             min_effect=0.0,
             changes_inputs=any(one.changes_inputs for one in expected),
         )
-    except Exception as error:  # whatever the user's function or a kernel raises
+    except (Exception, SystemExit) as error:  # whatever the user's function or a kernel raises
         return plan.without_swaps(f"the whole function failed with the swaps: {type(error).__name__}: {error}")
     finally:
         state.restore()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
@@ -43,7 +43,10 @@ class Case:
 
 @dataclass(frozen=True, eq=False)
 class Expected:
-    """What the plain module does in one case; `opaque` are parts of the output that cannot be looked into."""
+    """What the plain module does in one case; `opaque` are parts of the output that cannot be looked into.
+
+    `is_overwritten` tells that its output is not what it was any more after the next case.
+    """
 
     case: Case
     output: Encoded
@@ -51,6 +54,7 @@ class Expected:
     opaque: dict[str, Any]
     inputs: Encoded
     changes_inputs: bool
+    is_overwritten: bool = False
 
 
 @dataclass(frozen=True)
@@ -74,12 +78,17 @@ class Correctness:
 
 def expectations(plain: Callable[..., Any], cases: Sequence[Case], device: torch.device) -> list[Expected]:
     """Run the plain module in all cases."""
-    found = []
+    found: list[Expected] = []
+    last: _Run | None = None
     for case in cases:
         args, kwargs = case.make()
         before = Encoded.of({"args": args, "kwargs": kwargs})
-        output, containers, opaque, inputs = _run(plain, (args, kwargs), device)
-        found.append(Expected(case, output, containers, opaque, inputs, bool(compare_values(before, inputs))))
+        ran = _run(plain, (args, kwargs), device)
+        if last is not None and _overwrites(ran, last):
+            found[-1] = replace(found[-1], is_overwritten=True)
+        changes_inputs = bool(compare_values(before, ran.inputs))
+        found.append(Expected(case, ran.encoded, ran.containers, ran.opaque, ran.inputs, changes_inputs))
+        last = ran
     return found
 
 
@@ -100,39 +109,80 @@ def check(
         tolerances: By dtype, as `TOLERANCES`.
     """
     worst_abs, worst_rel, worst_quality = 0.0, 0.0, None
+    last: _Run | None = None
     for number, one in enumerate(expected, 1):
-        output, containers, opaque, inputs = _run(candidate, one.case.make(), device)
+        ran = _run(candidate, one.case.make(), device)
+        output = ran.encoded
         differences = compare_values(one.output, output, names=("in the plain module", "in the candidate"))
         worst_abs = max([worst_abs, *(d.max_abs_error for d in differences.values())])
         worst_rel = max([worst_rel, *(d.max_rel_error for d in differences.values())])
         wrong, quality = _wrong_outputs(one.output, output, differences, gate, tolerances)
         if quality is not None:
             worst_quality = quality if worst_quality is None else min(worst_quality, quality)
-        wrong = wrong or _held_otherwise(one.containers, containers) or _moved(one.output, output)
-        wrong = wrong or _not_comparable(one.opaque, opaque) or _wrong_inputs(one, inputs, gate, tolerances)
+        wrong = wrong or _held_otherwise(one.containers, ran.containers) or _moved(one.output, output)
+        wrong = wrong or _not_comparable(one.opaque, ran.opaque) or _wrong_inputs(one, ran.inputs, gate, tolerances)
+        if wrong is None and last is not None and not expected[number - 2].is_overwritten and _overwrites(ran, last):
+            wrong = "it puts its output into the memory of the one before, which a caller may still hold"
         if wrong is not None:
             return Correctness(number, worst_abs, worst_rel, worst_quality, f"{one.case.label}: {wrong}")
+        last = ran
     return Correctness(len(expected), worst_abs, worst_rel, worst_quality, None)
 
 
-def _run(
-    call: Callable[..., Any], arguments: Arguments, device: torch.device
-) -> tuple[Encoded, dict[Path, tuple[str, ...]], dict[str, Any], Encoded]:
-    """A run with a fixed seed: its output, the classes of what holds the output's parts, parts that cannot be looked
-    into by path, and the inputs after the call."""
+@dataclass(frozen=True, eq=False)
+class _Run:
+    """A call.
+
+    Attributes:
+        output: What it returned, which later calls may change.
+        encoded: The same as it was then.
+        containers: Classes of what holds the output's parts, by path.
+        opaque: Parts that cannot be looked into.
+        inputs: Its arguments afterwards.
+    """
+
+    output: Any
+    encoded: Encoded
+    containers: dict[Path, tuple[str, ...]]
+    opaque: dict[str, Any]
+    inputs: Encoded
+
+
+def _run(call: Callable[..., Any], arguments: Arguments, device: torch.device) -> _Run:
+    """A call with a fixed seed."""
     args, kwargs = arguments
     with seeded(device), torch.no_grad():
         output = call(*args, **kwargs)
-    leaves = output_leaves(output)
-    containers = {leaf.path: leaf.containers for leaf in leaves}
+    containers = {leaf.path: leaf.containers for leaf in output_leaves(output)}
+    encoded, opaque = _encoded(output)
+    return _Run(output, encoded, containers, opaque, Encoded.of({"args": args, "kwargs": kwargs}))
+
+
+def _encoded(output: Any) -> tuple[Encoded, dict[str, Any]]:
+    """An output as it is now, and its parts that cannot be looked into by path."""
     encoded = Encoded.of({"output": output})
-    opaque: dict[str, Any] = {}
-    if _opaque_paths(encoded):
-        # A class of the user's that tuning was told of, and a capture was not, is compared by its parts.
-        encoded = Encoded.of({leaf.access_path: leaf.value for leaf in leaves})
-        unread = _opaque_paths(encoded)
-        opaque = {leaf.access_path: leaf.value for leaf in leaves if leaf.access_path in unread}
-    return encoded, containers, opaque, Encoded.of({"args": args, "kwargs": kwargs})
+    if not _opaque_paths(encoded):
+        return encoded, {}
+    # A class of the user's that tuning was told of, and a capture was not, is compared by its parts.
+    leaves = output_leaves(output)
+    encoded = Encoded.of({leaf.access_path: leaf.value for leaf in leaves})
+    unread = _opaque_paths(encoded)
+    return encoded, {leaf.access_path: leaf.value for leaf in leaves if leaf.access_path in unread}
+
+
+def _overwrites(ran: _Run, last: _Run) -> bool:
+    """Whether a call changed the output of the one before, which is still held."""
+    before, after = (_memory_in(one.output) for one in (last, ran))
+    return not before.isdisjoint(after) and bool(compare_values(last.encoded, _encoded(last.output)[0]))
+
+
+def _memory_in(output: Any) -> set[tuple[torch.device, int]]:
+    """Where the memory of its tensors begins."""
+    return {
+        (leaf.value.device, leaf.value.untyped_storage().data_ptr())
+        for leaf in output_leaves(output)
+        if leaf.kind == "tensor" and leaf.value.layout == torch.strided and leaf.value.numel()
+    }
 
 
 def _opaque_paths(values: Encoded) -> set[str]:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import mean, pstdev
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 from perfladder.errors import InputError
 from perfladder.stats import MIN_PAIRS, Comparison, Samples, compare_samples, summarize
@@ -24,6 +24,7 @@ _CLOCK_MS: Final = 1e-6
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
+@runtime_checkable
 class MeasuringStop(Protocol):
     """When a batch size has been measured often enough."""
 
@@ -93,6 +94,7 @@ class StableWindowMeasuringStopStrategy:
         return len(candidate_ms) >= self.window_size and all(pstdev(s) <= self.max_cv_ratio * mean(s) for s in sides)
 
 
+@runtime_checkable
 class ProfilingStop(Protocol):
     """When larger batch sizes are not worth trying."""
 
@@ -142,6 +144,17 @@ class AllSamplesProfilingStopStrategy:
         return False
 
 
+def check_strategy(name: str, value: object, kind: type) -> None:
+    """Refuse what is no strategy, before anything is measured by it.
+
+    Raises:
+        InputError: It is none.
+    """
+    if isinstance(value, type) or not isinstance(value, kind):
+        what = value.__name__ if isinstance(value, type) else repr(value)
+        raise InputError(f"{name}: expected an instance of a strategy, got {what}.")
+
+
 @dataclass(frozen=True)
 class ProfilingConfig:
     """How candidates are timed.
@@ -152,7 +165,7 @@ class ProfilingConfig:
         profiling_stop_strategy: When to go on to no larger one.
 
     Raises:
-        InputError: A batch size is no whole number from 1 up, or there is none.
+        InputError: A batch size is no whole number from 1 up, or there is none; or a strategy is none.
     """
 
     batch_sizes: Sequence[int] | None = None
@@ -160,6 +173,8 @@ class ProfilingConfig:
     profiling_stop_strategy: ProfilingStop = field(default_factory=ThroughputSaturatedProfilingStopStrategy)
 
     def __post_init__(self) -> None:
+        check_strategy("measurement_stop_strategy", self.measurement_stop_strategy, MeasuringStop)
+        check_strategy("profiling_stop_strategy", self.profiling_stop_strategy, ProfilingStop)
         if self.batch_sizes is None:
             return
         if not isinstance(self.batch_sizes, Iterable):

@@ -452,6 +452,22 @@ def test_an_engine_that_was_built_by_itself(tmp_path):
         build_engine(Conv().eval(), samples, tmp_path / "conv", backend=rtx())
 
 
+def test_what_engines_cannot_be_made_of_is_told(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match=r"folder: .*file cannot be made or read"):
+        build_engine(Mlp().eval(), [torch.ones(2, 8)], tmp_path / "file", backend=rtx())
+    with pytest.raises(InputError, match=r"module: expected a torch.nn.Module, not a function"):
+        build_engine(lambda x: x, [torch.ones(2, 8)], tmp_path / "new", backend=rtx())
+    with pytest.raises(InputError, match=r"module: expected a torch.nn.Module, not a NoneType"):
+        load_engine(None, tmp_path)
+    with pytest.raises(InputError, match="device: expected one such as 'cuda'"):
+        load_engine(Mlp(), tmp_path, device="gpu")
+    (tmp_path / "graph.json").write_text("{}")
+    with pytest.raises(TuningError, match=r"graph.json is damaged. Build the engine again"):
+        load_engine(Mlp(), tmp_path)
+    assert not (tmp_path / "new").exists()
+
+
 def test_engines_are_built_of_samples_of_one_form(tmp_path):
     with pytest.raises(InputError, match="expected a list of calls"):
         build_engine(Mlp().eval(), [], tmp_path / "none", backend=rtx())

@@ -10,10 +10,12 @@ from perfladder.findings import POLICY, collect_findings, rungs_to_skip, smalles
 from perfladder.findings.host_bound import Pace, pace_findings
 from perfladder.findings.load import load_findings
 from perfladder.findings.movement import communication_findings, transfer_findings
+from perfladder.findings.regions import regions_findings
 from perfladder.findings.stages import stages_findings
 from perfladder.ladder import rung_named
 from perfladder.rundir import read_model
 from perfladder.rungs.base import RungResult
+from perfladder.rungs.regions import RegionsResult
 from perfladder.rungs.stages import StagesResult
 from perfladder.stats import Interval, Samples, summarize
 from perfladder.target import LoadedInfo
@@ -270,6 +272,18 @@ DISPATCHING = {"operator_dispatch_us": 6000.0, "kernel_launch_us": 3000.0, "pyth
 )
 def test_who_keeps_the_pace(found, kinds):
     assert [finding.kind for finding in pace_findings(found, make_background())] == kinds
+
+
+@pytest.mark.parametrize(("others_us", "is_found"), [(0.0, False), (900.0, True)])
+def test_time_outside_modules_is_no_cause_where_other_threads_work(others_us, is_found):
+    data = json.loads((RECORDED / "glue" / "regions.json").read_text())
+    data["residual"]["cpu_share"], data["device_busy_ms"] = 0.9, None
+    for run in data["runs"]:
+        run["other_threads_cpu_time_us"] = others_us / 1000 * run["wall_time_us"]
+    kinds = {finding.kind for finding in regions_findings(RegionsResult.model_validate(data), make_background("cpu"))}
+    assert ("other_threads" in kinds) is is_found
+    assert ("outside_regions" in kinds) is not is_found
+    assert ("host_bound_python" in kinds) is not is_found
 
 
 def wait_model(without_ms):

@@ -59,6 +59,16 @@ class TestExport:
         with pytest.raises(InputError, match="is there already"):
             export_benchmark(toys.Net(), [((X,), {})], "gelu", tmp_path / "full")
 
+    def test_wrong_names_and_limits_are_told(self, tmp_path):
+        with pytest.raises(InputError, match="limit: expected a whole number above 0, got 0"):
+            export_benchmark(toys.Net(), [((X,), {})], "gelu", tmp_path / "none", limit=0)
+        with pytest.raises(InputError, match=r"expected a name such as 'linear'.*not a NoneType"):
+            export_benchmark(toys.Net(), [((X,), {})], None, tmp_path / "none")
+        with pytest.raises(InputError) as told:
+            export_benchmark(toys.Net(), [((X,), {})], "nope", tmp_path / "none")
+        assert "has_torch_function" not in str(told.value)
+        assert not (tmp_path / "none").exists()
+
     def test_a_value_that_no_file_holds_leaves_the_call_out(self, tmp_path):
         class Odd(nn.Module):
             def forward(self, x):
@@ -78,11 +88,20 @@ class TestExport:
         (lambda folder: KernelGenerator(folder, timeout_s=0), "timeout_s: expected seconds above 0"),
         (lambda folder: KernelGenerator(folder).submit(3), "source: expected Python code or the path of a file"),
         (lambda folder: KernelGenerator(folder).submit(folder / "none.py"), "source: there is no file"),
+        (lambda folder: KernelGenerator(folder).submit("x = '\udce9'"), "source: expected text in UTF-8"),
+        (lambda folder: KernelGenerator(folder, max_memory_bytes=-1), "max_memory_bytes: expected a number of bytes"),
     ],
 )
 def test_wrong_arguments_are_told(folder, make, says):
     with pytest.raises(InputError, match=says):
         make(folder)
+
+
+def test_a_closed_generator_takes_no_more(folder):
+    with KernelGenerator(folder) as generator:
+        pass
+    with pytest.raises(InputError, match="the generator is closed"):
+        generator.submit(RIGHT)
 
 
 def test_a_damaged_task_is_refused(tmp_path):
@@ -147,6 +166,27 @@ class TestScript:
         result = standalone().evaluate(folder, tmp_path / "candidate.py")
         assert result["error"].startswith("sample 0: with other numbers: largest error")
 
+    @pytest.mark.parametrize(
+        ("source", "says"),
+        [
+            (
+                "known = {}\ndef kernel(x):\n"
+                "    return known.setdefault(x.data_ptr(), torch.nn.functional.gelu(x)).clone()\n",
+                "sample 0: with other numbers: largest error",
+            ),
+            (
+                "known = {}\ndef kernel(x):\n"
+                "    return known.setdefault(x.shape, torch.empty_like(x)).copy_(torch.nn.functional.gelu(x))\n",
+                "sample 0: the next call changes its output",
+            ),
+        ],
+        ids=["by-address", "same-memory"],
+    )
+    def test_answers_that_are_kept_are_wrong(self, folder, tmp_path, source, says):
+        (tmp_path / "candidate.py").write_text(f"import torch\n{source}")
+        result = standalone().evaluate(folder, tmp_path / "candidate.py")
+        assert (result["stage"], result["error"][: len(says)]) == ("validation", says)
+
     def test_functions_that_write_to_their_inputs_are_held_to_that(self, tmp_path, monkeypatch):
         class InPlace(nn.Module):
             def forward(self, x):
@@ -193,6 +233,14 @@ class TestProcesses:
         assert wrong.samples[0].reason.startswith("largest error")
         assert crashed.stage == "compile"
         assert crashed.error.startswith("its process ended: killed by SIGABRT")
+
+    def test_a_candidate_that_forks_or_answers_itself_costs_its_own_result_only(self, folder, mark):
+        scribble = "for fd in range(3, 30):\n    try:\n        os.write(fd, b'{}')\n    except OSError:\n        pass\n"
+        with KernelGenerator(folder, timeout_s=60) as generator:
+            forked = generator.evaluate("import os\nos.fork()\n" + RIGHT)
+            scribbled = generator.evaluate("import os\n" + scribble + RIGHT)
+        assert (forked.stage, forked.error) == ("benchmark", None)
+        assert (scribbled.stage, scribbled.error) == ("compile", "what its process answered cannot be read")
 
     def test_a_candidate_that_hangs_is_ended_with_all_that_it_started(self, folder, mark):
         start = "import subprocess, time\nsubprocess.Popen(['sleep', '600'], start_new_session=True)\n"

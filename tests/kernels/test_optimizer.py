@@ -7,7 +7,8 @@ from torch import nn
 from torch.nn import functional
 
 import perfladder as pl
-from perfladder.errors import InputError, NotPossibleHereError
+from perfladder.capturing.context import ProcessSettings
+from perfladder.errors import CaptureError, InputError, NotPossibleHereError
 from perfladder.kernels import KernelOptimizationPlan, KernelOptimizer, register_provider
 
 X = torch.linspace(-1, 1, 12).view(3, 4)
@@ -53,6 +54,102 @@ def test_a_provider_that_is_no_good_is_told_and_left_out(plan_of, provider, stat
     with plan.apply(net):
         net(X)
     assert not toys.calls
+
+
+class _Remembers(toys.Faster):
+    """Computes once, for the numbers that it was prepared with."""
+
+    name = "toy_remembers"
+
+    def prepare(self, samples):
+        self.known = self.original(*samples[0][0], **samples[0][1])
+
+    def result(self, right, *args):
+        return self.known.clone()
+
+
+class _Reuses(toys.Faster):
+    """Right, in memory that the next call fills again."""
+
+    name = "toy_reuses"
+
+    def prepare(self, samples):
+        self.memory = self.original(*samples[0][0])
+
+    def result(self, right, *args):
+        return self.memory.copy_(right)
+
+
+@pytest.mark.parametrize(
+    ("provider", "says"),
+    [
+        (_Remembers(), "other numbers: output: largest error"),
+        (_Reuses(), "the sample: it puts its output into the memory of the one before"),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_an_answer_that_is_right_once_is_not_enough(plan_of, provider, says):
+    plan = plan_of(provider)
+    assert [status for status, _ in found(plan, provider)] == ["rejected"] * 2
+    assert all(reason.startswith(says) for _, reason in found(plan, provider))
+
+
+def test_a_provider_that_writes_to_weights_does_not_reach_the_module():
+    class Writes(toys.Faster):
+        name, functions = "toy_writes", ("linear",)
+
+        def result(self, right, *args):
+            args[1].add_(1)
+            return right
+
+    net = nn.Linear(4, 3)
+    before = net.weight.detach().clone()
+    plan = KernelOptimizer([Writes()], clock=toys.clock, min_time_share=0).make_plan(net, [((X,), {})])
+    ((status, reason),) = found(plan, Writes)
+    assert (status, reason) == (
+        "rejected",
+        "other numbers: it changes its input args.1, which the plain module leaves as it is",
+    )
+    assert torch.equal(net.weight, before)
+
+
+def _open_a_mode():
+    torch.overrides.BaseTorchFunctionMode().__enter__()
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda: torch.set_default_dtype(torch.float64), "default_dtype"),
+        (lambda: torch.set_float32_matmul_precision("medium"), "float32_matmul_precision"),
+        (lambda: torch.set_num_threads(torch.get_num_threads() + 1), "num_threads"),
+        (lambda: torch.use_deterministic_algorithms(True), "deterministic_algorithms"),
+        (_open_a_mode, "function modes"),
+    ],
+    ids=["dtype", "precision", "threads", "deterministic", "mode"],
+)
+def test_a_provider_that_changes_settings_is_rejected_and_they_are_put_back(plan_of, change, says):
+    class Changes(toys.Faster):
+        name = "toy_changes"
+
+        def result(self, right, *args):
+            change()
+            return right
+
+    before = ProcessSettings()
+    plan = plan_of(Changes())
+    assert found(plan, Changes) == [("rejected", f"it leaves settings of torch changed: {says}")] * 2
+    assert before.put_back() == []
+
+
+def test_a_provider_that_ends_the_process_has_failed(plan_of):
+    class Exits(toys.Faster):
+        name = "toy_exits"
+
+        def result(self, right, *args):
+            raise SystemExit(3)
+
+    assert found(plan_of(Exits()), Exits) == [("failed", "SystemExit: 3")] * 2
 
 
 def test_a_provider_is_judged_for_each_form_of_call(plan_of):
@@ -127,6 +224,47 @@ def test_what_is_not_possible_on_the_device_is_told_once(plan_of):
     assert found(plan_of(OnGpu()), OnGpu) == [("not_applicable", "it runs on cuda, not on cpu")]
 
 
+def test_a_library_that_is_only_half_there_costs_its_own_provider(plan_of):
+    class Broken(toys.Faster):
+        name = "toy_broken"
+
+        def why_not(self, device):
+            raise OSError("libtoy.so: undefined symbol")
+
+    plan = plan_of(Broken(), toys.Faster())
+    ((status, reason),) = found(plan, Broken)
+    assert (status, reason.endswith("OSError: libtoy.so: undefined symbol")) == ("not_applicable", True)
+    assert len(plan.swaps) == 2
+
+
+class _NeverRun(nn.Module):
+    def forward(self, x):
+        raise AssertionError("it was run")
+
+
+def test_a_capture_that_is_none_is_refused_before_anything_runs(tmp_path):
+    with pytest.raises(CaptureError, match="is no capture"):
+        KernelOptimizer([toys.Faster()]).make_plan(_NeverRun(), [((X,), {})], capture=tmp_path, factory="a:b")
+
+
+@pytest.mark.parametrize("provider", [toys.Faster(), toys.Slower()], ids=lambda value: value.name)
+def test_the_module_keeps_what_it_had_before(plan_of, provider):
+    class Counting(toys.Net):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("total", torch.zeros(()))
+            self.num_calls = 0
+
+        def forward(self, x):
+            self.num_calls += 1
+            self.total += 1
+            return super().forward(x)
+
+    net = Counting()
+    plan_of(provider, net=net)
+    assert (net.num_calls, float(net.total)) == (0, 0.0)
+
+
 def test_the_function_need_not_be_the_module():
     net = toys.Net()
     other = functional.gelu
@@ -174,6 +312,35 @@ def test_what_is_no_plan_is_refused(data):
         KernelOptimizationPlan.from_dict(data)
 
 
+@pytest.mark.parametrize(
+    ("form", "says"),
+    [
+        ({"shape": [-3, 2]}, "a tensor has a shape and as many strides"),
+        ({"strides": [1]}, "a tensor has a shape and as many strides"),
+        ({"dtype": "nn"}, "'nn' is no dtype of torch"),
+        ({"kind": "value", "type": "int", "value": "x"}, "'x' is no value of the class 'int'"),
+        ({"kind": "value", "type": "object", "value": 1}, "1 is no value of the class 'object'"),
+        ({"kind": "list"}, "a list has items"),
+    ],
+)
+def test_a_form_that_is_none_is_refused(plan_of, form, says):
+    data = plan_of(toys.Faster()).to_dict()
+    data["swaps"][0]["signature"]["args"][0].update(form)
+    with pytest.raises(InputError, match=rf"swaps.0.signature.args.0: {says}"):
+        KernelOptimizationPlan.from_dict(data)
+
+
+def test_a_plan_edited_to_another_function_or_device_is_refused(plan_of):
+    register_provider(toys.Faster)
+    data = plan_of(toys.Faster()).to_dict()
+    data["swaps"][0]["function"] = "relu"
+    with pytest.raises(InputError, match="'toy_faster' stands for gelu, and not for 'relu'"):
+        KernelOptimizationPlan.from_dict(data).apply(toys.Net())
+    data["swaps"][0]["signature"]["device_type"] = "gpu"
+    with pytest.raises(InputError, match="'gpu' is no kind of device"):
+        KernelOptimizationPlan.from_dict(data)
+
+
 def test_a_provider_survives_json():
     provider = pl.kernels.TorchSDPAKernelProvider(backend="math").of("scaled_dot_product_attention")
     again = pl.kernels.KernelProvider.from_dict(json.loads(json.dumps(provider.to_dict())))
@@ -191,6 +358,13 @@ def test_a_provider_survives_json():
         ({"min_time_share": 2}, "min_time_share: expected a number from 0 to 1"),
         ({"min_speedup_percent": "fast"}, "min_speedup_percent: expected a number"),
         ({"tolerances": {"float31": 1.0}}, "'float31' is no dtype"),
+        ({"tolerances": {"float32": "small"}}, "tolerances: float32: expected a number from 0"),
+        ({"tolerances": ["float32"]}, "tolerances: expected a mapping by dtype, not a list"),
+        ({"measuring": 3}, "measuring: expected an instance of a strategy, got 3"),
+        ({"sample_budget_bytes": -1}, "sample_budget_bytes: expected a number from 0 or None"),
+        ({"providers": toys.Faster()}, "providers: expected a list of providers, not a Faster"),
+        ({"providers": [type("Nameless", (pl.kernels.KernelProvider,), {"__call__": id})()]}, "Nameless has no name"),
+        ({"providers": [type("Text", (toys.Faster,), {"functions": "gelu"})()]}, "`functions` of Text is a text"),
         ({"providers": [type("Unknown", (toys.Faster,), {"functions": ("gelo",)})()]}, "There is no function 'gelo'"),
         ({"providers": [type("Unseen", (toys.Faster,), {"functions": ("Tensor.silu",)})()]}, "There is no function"),
     ],

@@ -80,3 +80,11 @@ def test_an_example_has_the_sizes_and_strides(sizes, is_transposed):
 def test_a_description_names_the_forms():
     told = signature(X, (1, 2), attn_mask=None, other=torch.randn(3, 2).T).describe()
     assert told == "float32 [2, 3, 4], (1, 2), attn_mask=None, other=float32 [2, 3] strides [1, 2]"
+
+
+def test_infinite_numbers_survive_json():
+    form = signature(X, value=float("-inf"))
+    again = type(form).model_validate_json(form.model_dump_json())
+    assert again == form
+    assert again.key == key_of((X,), {"value": float("-inf")})
+    assert again.key != key_of((X,), {"value": float("inf")})

@@ -431,6 +431,25 @@ def test_what_is_wrong_is_not_timed(clock, tried):
     assert clock.now_ns - before < 30 * 10e6
 
 
+def test_an_output_that_the_next_call_overwrites_is_wrong():
+    memory = torch.zeros(3)
+
+    def reusing(x):
+        return torch.mul(x, 2, out=memory)
+
+    def keeping(x):
+        return x * 2
+
+    cases = [Case(f"sample {number}", lambda n=number: ((torch.full((3,), 1.0 + n),), {})) for number in range(2)]
+    found = check(reusing, expectations(keeping, cases, CPU), CPU, None)
+    assert found.reason.startswith("sample 1: it puts its output into the memory of the one before")
+    assert check(keeping, expectations(keeping, cases, CPU), CPU, None).reason is None
+    # A module that does so itself asks no more of others.
+    assert check(reusing, expectations(reusing, cases, CPU), CPU, None).reason is None
+    # What is the same at each call may lie in one place.
+    assert check(lambda x: memory, expectations(lambda x: memory.clone(), cases, CPU), CPU, None).reason is None
+
+
 def _checked(plain, candidate, gate=None):
     device = torch.device("cpu")
     case = Case("sample 0", lambda: ((torch.linspace(-1, 1, 64).reshape(8, 8),), {}))

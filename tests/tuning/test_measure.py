@@ -166,6 +166,8 @@ def test_batch_sizes_of_a_generator_become_a_tuple():
         ),
         (lambda: ProfilingConfig(batch_sizes=[]), "batch_sizes: give at least one, or None"),
         (lambda: ProfilingConfig(batch_sizes=[1, 0]), "batch_sizes: .* from 1 up, got 0"),
+        (lambda: ProfilingConfig(measurement_stop_strategy=3), "measurement_stop_strategy: expected an instance"),
+        (lambda: ProfilingConfig(profiling_stop_strategy=int), "profiling_stop_strategy: .* a strategy, got int"),
         (lambda: ProfilingConfig(batch_sizes=4), "batch_sizes: expected whole numbers, got 4"),
     ],
 )

@@ -21,12 +21,17 @@ import anyio.to_thread
 import torch
 import uvicorn
 from fastapi import FastAPI
+from fastapi import Request as HTTPRequest
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
 from model import MAX_BATCH_SIZE, NUM_FEATURES, build
 from pydantic import BaseModel, Field, FiniteFloat
 
 import perfladder as pl
 
-Row = Annotated[list[FiniteFloat], Field(min_length=NUM_FEATURES, max_length=NUM_FEATURES)]
+# Beyond it the model's own numbers would overflow, and the answer be none.
+Number = Annotated[FiniteFloat, Field(ge=-1e6, le=1e6)]
+Row = Annotated[list[Number], Field(min_length=NUM_FEATURES, max_length=NUM_FEATURES)]
 
 
 class Request(BaseModel):
@@ -75,6 +80,12 @@ def create_app(archive: Path, *, threads: int = 4, trust: bool = False) -> FastA
         models.clear()
 
     app = FastAPI(title="A tuned model", lifespan=lifespan)
+
+    # The usual answer repeats the input, and NaN cannot be written as JSON.
+    @app.exception_handler(RequestValidationError)
+    async def refuse(_: HTTPRequest, error: RequestValidationError) -> JSONResponse:
+        told = [{name: one[name] for name in ("type", "loc", "msg")} for one in error.errors()]
+        return JSONResponse({"detail": told}, status_code=422)
 
     @app.get("/health")
     def health() -> dict[str, str]:
