@@ -38,8 +38,8 @@ TARGET = """
         def __call__(self):
             return [self.stage(torch.ones(256, 1024)) for _ in range(3)]
 
-    def build():
-        return Pipe()
+    def build(device):
+        return Pipe(device)
 """
 ELEMENTWISE = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float> >(int, float*)"
 
@@ -240,16 +240,16 @@ REAL = """
             return x @ self.weight, y + 1.0
 
     class Pipe:
-        def __init__(self):
-            self.stage = Stage()
+        def __init__(self, device):
+            self.stage = Stage().to(device)
 
         def __call__(self):
             x = torch.randn(8192, 8192, dtype=torch.bfloat16, device="cuda")
-            y = torch.randn(1 << 28, device="cuda")
+            y = torch.randn(1 << 27, device="cuda")
             return self.stage(x, y)
 
-    def build():
-        return Pipe()
+    def build(device):
+        return Pipe(device)
 """
 
 

@@ -79,3 +79,25 @@ def test_recorded_reports_have_every_metric_and_their_known_character(path):
         assert launch.nvtx_ranges == ["replay_stage"]
     units = {row.metric: row.unit for row in report.values}
     assert (units[t.COMPUTE], units[t.DRAM]) == ("%", "%")
+
+
+def test_a_reader_that_tells_no_sections_gives_the_same_numbers():
+    """As that of Nsight Compute 2025.3, which is used where NVIDIA's package is not installed."""
+    import ncu_report
+
+    from perfladder.nsight.report import _rows
+
+    class Older:
+        def __init__(self, action):
+            self._action = action
+
+        def __getattr__(self, name):
+            if name == "sections":
+                raise AttributeError(name)
+            return getattr(self._action, name)
+
+    path = next(iter(RECORDED))
+    action = next(action for scope in ncu_report.load_report(str(path)) for action in scope)
+    older = {row.metric: row.value for row in _rows(0, Older(action))}
+    assert older == read_report(path).metrics_of(0)
+    assert {row.section for row in _rows(0, Older(action))} == {""}
