@@ -55,4 +55,4 @@ def test_code_of_the_work_tree_in_the_measurement_of_a_commit_is_refused(load_ta
     request = PrepareRequest(own_root=str(tmp_path / "checkout"), foreign_root=str(tmp_path))
     with pytest.raises(InputError, match=r"loaded from .*pipe\.py, in your own work tree"):
         prepare(loaded, request)
-    prepare(loaded, PrepareRequest(own_root=str(tmp_path), foreign_root=str(tmp_path.parent)))
+    prepare(loaded, PrepareRequest(own_root=str(tmp_path), foreign_root=str(tmp_path)))

@@ -102,8 +102,10 @@ def test_a_program_that_is_ended_leaves_nothing_behind(repository, number):
     source = """
         import sys, time
         from pathlib import Path
+        import signal
         from perfladder.comparing.worktrees import commits_checked_out
 
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which a suite that was started by nohup ignores
         with commits_checked_out(Path(sys.argv[1]), ["HEAD~1"]):
             Path(sys.argv[2]).touch()
             time.sleep(60)
