@@ -38,8 +38,8 @@ TARGET = """
         def __call__(self):
             return [self.stage(torch.ones(256, 1024)) for _ in range(3)]
 
-    def build(device):
-        return Pipe(device)
+    def build():
+        return Pipe()
 """
 ELEMENTWISE = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float> >(int, float*)"
 
