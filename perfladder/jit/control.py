@@ -13,8 +13,9 @@ from torch import nn
 
 from perfladder._torch_private import is_tracing
 from perfladder.tuning.config import config
+from perfladder.tuning.control import Call, Chosen, ModuleControl, Recording
 from perfladder.tuning.graphs import GraphSpec, GraphTable
-from perfladder.tuning.module import Call, Chosen, ModuleControl, Own, Recording, wrapper_class
+from perfladder.tuning.module import Own, wrapper_class
 from perfladder.tuning.samples import Sample
 from perfladder.tuning.tree import output_leaves, parameter_names
 

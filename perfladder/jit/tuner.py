@@ -21,11 +21,11 @@ from perfladder.jit.report import JitGraph
 from perfladder.timing.timer import Clock
 from perfladder.tuning.cache import BuildCache, form_key
 from perfladder.tuning.config import config
+from perfladder.tuning.control import Chosen
 from perfladder.tuning.correctness import seeded
 from perfladder.tuning.graph import GraphModel
 from perfladder.tuning.graph_work import decided, describe_work, make_graph_work
 from perfladder.tuning.graphs import GraphSpec
-from perfladder.tuning.module import Chosen
 from perfladder.tuning.records import CandidateRecord, DecisionRecord
 from perfladder.tuning.strategies import MaxThroughputStrategy, TuneStrategy, default_backends
 

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     import torch
 
     from perfladder.tuning.cache import BuildCache
+    from perfladder.tuning.control import ModuleControl
     from perfladder.tuning.graphs import GraphSpec
-    from perfladder.tuning.module import ModuleControl
 
 _logger = logging.getLogger("perfladder.tuning")
 

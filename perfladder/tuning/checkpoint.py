@@ -28,9 +28,10 @@ from perfladder.tuning.archive_format import FORMAT_VERSION
 from perfladder.tuning.build_log import LOG_FILE
 from perfladder.tuning.cache import BuildCache, code_digest, device_name, versions
 from perfladder.tuning.config import config
+from perfladder.tuning.control import Chosen, ModuleControl
 from perfladder.tuning.graphs import GraphTable, TableModel
 from perfladder.tuning.logs import only_own_messages
-from perfladder.tuning.module import Chosen, Module, ModuleControl, control_of
+from perfladder.tuning.module import Module, control_of
 from perfladder.tuning.records import DecisionRecord
 from perfladder.tuning.wrap import replace_modules, wrapped_in
 

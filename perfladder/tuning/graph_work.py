@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from perfladder.tuning.cache import BuildCache, content_key
 from perfladder.tuning.candidates import GraphWork
+from perfladder.tuning.control import Chosen, ModuleControl
 from perfladder.tuning.inspect import num_layers, precisions
 from perfladder.tuning.isolation import TrialLimits
 from perfladder.tuning.measure import Meter
-from perfladder.tuning.module import Chosen, ModuleControl
 
 if TYPE_CHECKING:
     from perfladder.timing.timer import Clock

@@ -20,7 +20,7 @@ from perfladder.tuning.specs import ScalarSpec, TensorSpec
 
 if TYPE_CHECKING:
     from perfladder.tuning.candidates import GraphWork
-    from perfladder.tuning.module import ModuleControl
+    from perfladder.tuning.control import ModuleControl
     from perfladder.tuning.strategies import TuneStrategy
 
 _logger = logging.getLogger("perfladder.tuning")

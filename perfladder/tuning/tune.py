@@ -20,11 +20,12 @@ from perfladder.timing.timer import Clock
 from perfladder.tuning.cache import BuildCache, function_digest
 from perfladder.tuning.candidates import GraphWork
 from perfladder.tuning.config import TuningSettings, config
+from perfladder.tuning.control import Chosen, ModuleControl, RecordingSession, recording_session
 from perfladder.tuning.correctness import seeded
 from perfladder.tuning.dataset import Arguments, calls_of
 from perfladder.tuning.graph_work import decided, describe_work, make_graph_work
 from perfladder.tuning.logs import only_own_messages
-from perfladder.tuning.module import Chosen, ModuleControl, RecordingSession, drop_own_forward, recording_session
+from perfladder.tuning.module import drop_own_forward
 from perfladder.tuning.observe import HardwareMetrics, nvtx_range
 from perfladder.tuning.progress import Progress, TuneProgress, shown_progress
 from perfladder.tuning.quality import QualityGate

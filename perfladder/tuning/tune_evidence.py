@@ -16,7 +16,7 @@ from perfladder.tuning.whole_output import compare_output, encode_output, not_co
 if TYPE_CHECKING:
     from typing import Any
 
-    from perfladder.tuning.module import ModuleControl
+    from perfladder.tuning.control import ModuleControl
     from perfladder.tuning.quality import QualityGate
     from perfladder.tuning.report import TuningReport
 

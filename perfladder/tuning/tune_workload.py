@@ -18,7 +18,7 @@ from perfladder.target import LoadedTarget
 from perfladder.tuning.tune_request import TuneRequest
 
 if TYPE_CHECKING:
-    from perfladder.tuning.module import ModuleControl
+    from perfladder.tuning.control import ModuleControl
     from perfladder.tuning.progress import TuneProgress
     from perfladder.tuning.quality import QualityGate
     from perfladder.tuning.report import TuningReport

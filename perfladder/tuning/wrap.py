@@ -16,8 +16,9 @@ from perfladder.errors import InputError
 from perfladder.instrument import attribute_at, set_attribute_at
 from perfladder.profiling.discover import find_parts
 from perfladder.text import near_names
+from perfladder.tuning.control import ModuleControl
 from perfladder.tuning.inspect import ModuleInfo
-from perfladder.tuning.module import Module, ModuleControl, control_of, drop_own_forward
+from perfladder.tuning.module import Module, control_of, drop_own_forward
 
 if TYPE_CHECKING:
     from perfladder.tuning.strategies import TuneStrategy

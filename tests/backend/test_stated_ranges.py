@@ -6,8 +6,8 @@ from torch import nn
 
 import perfladder as pl
 from perfladder.backend import ONNXRuntimeBackend, TorchInductorAotBackend
-from perfladder.errors import TuningError
-from perfladder.tuning.module import UnseenGraphWarning, control_of
+from perfladder.errors import TuningError, UnseenGraphWarning
+from perfladder.tuning.module import control_of
 
 CHANNELS, WIDTH = 4, 6
 
