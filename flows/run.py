@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -91,9 +92,9 @@ def _prefect_at(url: str, *, is_local: bool) -> Iterator[None]:
 
     wanted: dict[Any, Any] = {settings.PREFECT_API_URL: url}
     if is_local:
-        # Nobody listens to heartbeats there, and their thread is waited for, up to a second. A local server that does
-        # not answer has died: with the usual five retries, each call would take a minute.
-        wanted |= {settings.PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None, settings.PREFECT_CLIENT_MAX_RETRIES: 1}
+        # Nobody listens to heartbeats there, and their thread is waited for, up to a second. A local server that has
+        # died costs each call a minute with the usual five retries, 14 s with three; a busy SQLite needs more than one.
+        wanted |= {settings.PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None, settings.PREFECT_CLIENT_MAX_RETRIES: 3}
     with settings.temporary_settings(wanted):
         try:
             yield
@@ -101,12 +102,26 @@ def _prefect_at(url: str, *, is_local: bool) -> Iterator[None]:
             # In a thread of its own: in a notebook, this one has a running event loop.
             thread = threading.Thread(target=_drain, daemon=True)
             thread.start()
-            thread.join(2 * _DRAIN_LIMIT_S)
+            thread.join(3 * _DRAIN_LIMIT_S)
 
 
 def _drain() -> None:
+    """Send what is on its way, within a limit.
+
+    What then still waits for a server that has died is given up: the interpreter would wait for it at its end, for
+    minutes. Prefect has no public way to do so.
+    """
+    from prefect._internal.concurrency.threads import get_global_loop
     from prefect.events.worker import EventsWorker
     from prefect.logging.handlers import APILogWorker
 
     EventsWorker.drain_all(timeout=_DRAIN_LIMIT_S)
     APILogWorker.drain_all(timeout=_DRAIN_LIMIT_S)
+    if (loop := get_global_loop()._loop) is not None:
+        loop.call_soon_threadsafe(_cancel_services, loop)
+
+
+def _cancel_services(loop: asyncio.AbstractEventLoop) -> None:
+    for task in asyncio.all_tasks(loop):
+        if getattr(task.get_coro(), "__qualname__", "").endswith("QueueServiceBase._run"):
+            task.cancel()
