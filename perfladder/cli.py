@@ -460,12 +460,14 @@ add_server_verbs(app)
 
 
 @app.command()
-def doctor(as_json: Json = False) -> None:
-    """Tell what this machine can do: devices, profiler activities, ncu, versions, other processes on the GPU."""
+def doctor(as_json: Json = False, out: Out = _DEFAULT_OUT) -> None:
+    """Tell what limits a measurement here, and what to do: devices, clocks, load, threads, disk, libraries, ncu."""
     with _errors(as_json):
-        from perfladder.doctor import examine, render
+        import os
 
-        examination = examine()
+        from perfladder.doctor.examine import examine, render
+
+        examination = examine(os.environ, out)
         if as_json:
             print(examination.model_dump_json(indent=1))
         else:
