@@ -17,6 +17,7 @@ from perfladder.cli_parts import print_markdown as _print_markdown
 from perfladder.cli_parts import show as _show
 from perfladder.cli_run import add_run_verbs
 from perfladder.cli_servers import add_server_verbs
+from perfladder.cli_show import add_show_verbs
 from perfladder.errors import InputError, NotPossibleHereError
 from perfladder.progress_display import show_bar, show_lines
 
@@ -31,7 +32,6 @@ app = typer.Typer(
         "3 the workload failed; 4 not possible here; 5 done, but a rung failed; 130 interrupted; 143 terminated."
     ),
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -457,6 +457,7 @@ def tune(
 
 add_run_verbs(app)
 add_server_verbs(app)
+add_show_verbs(app)
 
 
 @app.command()

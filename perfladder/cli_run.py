@@ -243,8 +243,10 @@ def _run_flow(
 
 def _show_outcome(outcome: ClimbOutcome, as_json: bool) -> None:
     from perfladder.report import build_report, render_summary
+    from perfladder.report.answer import answer_of
 
+    report = build_report(Path(outcome.run_dir))
     if as_json:
-        print(outcome.model_dump_json(indent=1))
-        return
-    print_markdown(render_summary(build_report(Path(outcome.run_dir))))
+        print(answer_of(report).model_dump_json(indent=1))
+    else:
+        print_markdown(render_summary(report))

@@ -192,7 +192,7 @@ def check_disk(disk: Disk) -> Check:
     places = {"runs": "--out", "temporary files": "TMPDIR", "caches": "XDG_CACHE_HOME"}
     return Check(
         name=f"disk for {disk.used_for}",
-        status=status,  # type: ignore[arg-type]
+        status=status,
         detail=f"{disk.path}: {disk.free_bytes / _GIB:.1f} GiB free{problem}",
         needed_for="traces (up to some GiB), captures, builds",
         fix=f"Name another place ({places[disk.used_for]}), or free some: perfladder gc." if problem else None,

@@ -17,12 +17,12 @@ from perfladder.changes import with_changes
 from perfladder.errors import InputError
 from perfladder.files import write_atomically
 from perfladder.initializing.examine import Examined, ExamineRequest, examine
+from perfladder.markdown import templates
 from perfladder.models import SCHEMA_VERSION, Model
 from perfladder.scripts.workload import script_workload
 from perfladder.session import Session
 from perfladder.workload import Workload, WorkloadFile, load_workload, parse_workload
 
-_TEMPLATES = Path(__file__).parent / "templates"
 _DOCS = "docs/workload.md"
 _LONG_RUN_S = 10.0
 
@@ -118,34 +118,27 @@ def _settled(file: WorkloadFile, found: Examined, folder: Path) -> Workload:
 
 
 def _render(workload: Workload, found: Examined, file_name: str, *, is_script: bool) -> str:
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    environment = Environment(
-        loader=FileSystemLoader(_TEMPLATES),
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        undefined=StrictUndefined,
-        autoescape=False,
-    )
-    environment.filters |= {"yaml": _inline, "yaml_block": _block}
     parameters = [parameter for parameter in found.parameters if parameter.name not in found.inputs]
-    text = environment.get_template("workload.yaml.jinja").render(
-        docs=_DOCS,
-        file_name=file_name,
-        workload=workload,
-        found=found,
-        is_script=is_script,
-        missing=[parameter for parameter in parameters if parameter.is_required],
-        others=[parameter for parameter in parameters if not parameter.is_required],
+    text = (
+        templates("perfladder.initializing", _yaml, _yaml_block)
+        .get_template("workload.yaml.jinja")
+        .render(
+            docs=_DOCS,
+            file_name=file_name,
+            workload=workload,
+            found=found,
+            is_script=is_script,
+            missing=[parameter for parameter in parameters if parameter.is_required],
+            others=[parameter for parameter in parameters if not parameter.is_required],
+        )
     )
     return re.sub(r"\n{3,}", "\n\n", text)
 
 
-def _inline(value: JsonValue) -> str:
+def _yaml(value: JsonValue) -> str:
     return yaml.safe_dump(value, default_flow_style=True, width=10_000).removesuffix("\n...\n").strip()
 
 
-def _block(value: dict[str, JsonValue]) -> str:
-    lines = [f"{_inline(name)}: {_inline(inner)}" for name, inner in value.items()]
+def _yaml_block(value: dict[str, JsonValue]) -> str:
+    lines = [f"{_yaml(name)}: {_yaml(inner)}" for name, inner in value.items()]
     return textwrap.indent("\n".join(lines), "  ")
