@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
+from pydantic import JsonValue
+
 from perfladder.comparing.model import Change, Difference, OneSided, ProfiledChange, RunComparison, Side, Verdict
 from perfladder.report.html import (
     Cell,
@@ -38,7 +40,7 @@ _MOVED = 15
 def render_comparison_page(comparison: RunComparison) -> str:
     """The comparison as one page; the same comparison always gives the same page."""
     return render_page(
-        f"{comparison.workload}: {comparison.baseline.label} against {comparison.candidate.label}",
+        f"{comparison.workload}: comparison",
         [section for section in _sections(comparison) if section is not None],
         headline=_headline(comparison),
         made_by=f"perfladder {comparison.perfladder_version}",
@@ -60,7 +62,8 @@ def _headline(comparison: RunComparison) -> Headline:
         )
     verdict = comparison.verdict if metric.same_within is None else f"the same within {metric.same_within:.1%}"
     return Headline(
-        subtitle=f"{turns} · {comparison.created_at[:19].replace('T', ' ')} UTC",
+        subtitle=f"{_short(comparison.baseline)} against {_short(comparison.candidate)}, {turns} · "
+        f"{comparison.created_at[:19].replace('T', ' ')} UTC",
         figure=figure,
         verdict=f"{comparison.metric_name} is {verdict}. {comparison.reason}",
         tone=_TONES[comparison.verdict],
@@ -72,6 +75,11 @@ def _headline(comparison: RunComparison) -> Headline:
             ("no change counts below", f"{100 * comparison.min_effect:.3g} %"),
         ],
     )
+
+
+def _short(side: Side) -> str:
+    """A run is known by its folder's own name."""
+    return side.label.rstrip("/").rpartition("/")[2] if len(side.runs) == 1 else side.label
 
 
 def _sections(comparison: RunComparison) -> list[Section | None]:
@@ -130,8 +138,8 @@ def _forest(title: str, changes: Sequence[Change]) -> Plot:
         for verdict in _MARKS
         if any(change.verdict == verdict for change in drawn)
     ]
-    layout = rows_layout(names, "speedup: baseline over candidate, right of 1 is faster")
-    layout["xaxis"] = {"title": {"text": "speedup: baseline over candidate"}}
+    layout = rows_layout(names, "")
+    layout["xaxis"] = {"title": {"text": "speedup: baseline over candidate"}, "range": _range(drawn)}
     layout["shapes"] = [
         {
             "type": "line",
@@ -154,6 +162,16 @@ def _forest(title: str, changes: Sequence[Change]) -> Plot:
     )
 
 
+def _range(changes: Sequence[Change]) -> list[JsonValue]:
+    """From the lowest to the highest end, 1 among them."""
+    ends = [
+        end for change in changes for end in ((change.interval.low, change.interval.high) if change.interval else ())
+    ]
+    known = [1.0, *ends, *(change.speedup for change in changes if change.speedup is not None)]
+    margin = 0.06 * (max(known) - min(known)) or 0.05
+    return [min(known) - margin, max(known) + margin]
+
+
 def _marks(verdict: Verdict, changes: Sequence[Change]) -> dict[str, Any]:
     symbol, colour = _MARKS[verdict]
     ends = [(change.interval.low, change.interval.high) if change.interval else None for change in changes]
@@ -168,8 +186,8 @@ def _marks(verdict: Verdict, changes: Sequence[Change]) -> dict[str, Any]:
         "error_x": {
             "type": "data",
             "symmetric": False,
-            "array": [end[1] - speed if end else 0 for end, speed in zip(ends, speedups, strict=True)],
-            "arrayminus": [speed - end[0] if end else 0 for end, speed in zip(ends, speedups, strict=True)],
+            "array": [end[1] - speed if end else None for end, speed in zip(ends, speedups, strict=True)],
+            "arrayminus": [speed - end[0] if end else None for end, speed in zip(ends, speedups, strict=True)],
             "color": colour,
             "thickness": 2,
             "width": 5,
@@ -233,7 +251,7 @@ def _moved(comparison: RunComparison) -> Section:
     trace = {
         "type": "bar",
         "orientation": "h",
-        "y": [label(row.name, 44) for row in drawn],
+        "y": [label(row.name) for row in drawn],
         "x": [row.change_us for row in drawn],
         "marker": {
             "color": [PALETTE[2] if row.change_us < 0 else PALETTE[3] for row in drawn],

@@ -31,3 +31,8 @@ def short(value: str, length: int = 80) -> str:
 def first_line(value: str) -> str:
     """The first line of a text."""
     return value.split("\n", 1)[0]
+
+
+def both_ends(value: str, length: int = 64) -> str:
+    """Both ends of a long name: they tell it from others."""
+    return value if len(value) <= length else f"{value[: length // 2 - 1]} … {value[-(length // 2 - 2) :]}"

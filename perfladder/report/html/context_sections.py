@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from perfladder.findings import Evidence, Finding
-from perfladder.report.html.blocks import Block, Card, Cell, Code, Column, Facts, Line, Link, Section, Table, Text
+from perfladder.report.html.blocks import Block, Card, Cell, Code, Column, Facts, Line, Link, Section, Table, Text, Tone
 from perfladder.report.html.run_data import SECTION_OF_RUNG, RunData, listed, name, number, numbers
 
 _KIB = 1 << 10
@@ -122,8 +122,9 @@ def _environment(run: RunData) -> list[tuple[str, Line]]:
                 f"{env.total_memory_bytes / 2**30:.0f} GiB"
             ],
         ),
-        *(("accelerator", [f"{device.name}, {device.total_memory_bytes / 2**30:.0f} GiB"]) for device in env.devices),
     ]
+    for device in env.devices:
+        rows.append(("accelerator", [f"{device.name}, {device.total_memory_bytes / 2**30:.0f} GiB"]))
     rows += [("driver", [f"{env.driver}, runtime {env.accelerator_runtime or '–'}"])] if env.driver else []
     versions = ", ".join(f"{package} {version}" for package, version in env.packages.items())
     digests: Line = []
@@ -177,7 +178,7 @@ def warnings_section(run: RunData) -> Section:
     return Section(id="warnings", title="Warnings and rungs", blocks=blocks)
 
 
-_TONES: Mapping[str, str] = {"done": "good", "failed": "bad", "skipped": "neutral", "not_applicable": "neutral"}
+_TONES: Mapping[str, Tone] = {"done": "good", "failed": "bad", "skipped": "neutral", "not_applicable": "neutral"}
 
 
 def files_section(run: RunData) -> Section:

@@ -59,7 +59,7 @@ def _kernel_bars(result: KernelsResult) -> Plot:
         trace = {
             "type": "bar",
             "orientation": "h",
-            "y": [label(row[0], 44) for row in rows],
+            "y": [label(row[0]) for row in rows],
             "x": [row[1] for row in rows],
             "marker": {"color": colours},
             "text": [percent(row[2]) for row in rows],

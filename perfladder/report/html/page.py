@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from perfladder.errors import InputError, NotPossibleHereError
 from perfladder.files import write_atomically
 from perfladder.markdown import templates
+from perfladder.report.amounts import both_ends
 from perfladder.report.html.assets import PLOTLY_MISSING, pack_json, packed_plotly
 from perfladder.report.html.blocks import Headline, Plot, Section, Table
 from perfladder.report.html.plots import layout_of
@@ -134,13 +135,6 @@ def fixed(value: float, places: int) -> str:
     if value and abs(value) < least / 2:
         return f"<{least:.{places}f}" if value > 0 else f">-{least:.{places}f}"
     return f"{value:,.{places}f}"
-
-
-def both_ends(text: str, length: int = _LONG) -> str:
-    """Both ends of a long name: they tell it from others."""
-    if len(text) <= length:
-        return text
-    return f"{text[: length // 2 - 1]} … {text[-(length // 2 - 2) :]}"
 
 
 def breakable(text: str) -> Markup:

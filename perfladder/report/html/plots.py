@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -15,7 +16,7 @@ SYMBOLS: Final = ("circle", "square", "diamond", "triangle-up", "x", "star", "cr
 PATTERNS: Final = ("", "/", ".", "x", "\\", "-", "|", "+")
 MAX_POINTS: Final = 1000
 """Samples of one group that a plot draws, evenly chosen; tables speak of all."""
-_LABEL = 30
+_LABEL = 160
 
 Trace = dict[str, Any]
 
@@ -27,9 +28,14 @@ def pattern(place: int) -> dict[str, Any]:
 
 
 def label(text: str, length: int = _LABEL) -> str:
-    """Text for a plot, where plotly reads a little HTML: `<` and `&` are escaped, long names keep both ends."""
+    """Text for a plot, where plotly reads a little HTML: `<` and `&` are escaped.
+
+    A row of a plot is known by its label: of a very long name both ends stay, with a digest between them, so that no
+    two names become one row. The page shortens what stands at an axis.
+    """
     if len(text) > length:
-        text = f"{text[: length // 2 - 1]}…{text[-(length // 2 - 1) :]}"
+        middle = hashlib.sha256(text.encode()).hexdigest()[:4]
+        text = f"{text[: length // 2 - 4]}…{middle}…{text[-(length // 2 - 4) :]}"
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
@@ -68,7 +74,8 @@ def box(name: str, values: Sequence[float], colour: str, *, unit: str = "ms") ->
 
 def family_colour(family: str) -> str:
     """One colour for a kernel family wherever it is drawn; the rarer ones share grey and differ in their marks."""
-    place = list(FAMILIES).index(family) if family in list(FAMILIES) else len(PALETTE)
+    names = [str(known) for known in FAMILIES]
+    place = names.index(family) if family in names else len(PALETTE)
     return PALETTE[place] if place < len(PALETTE) else GREY
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
-from perfladder.report.amounts import ms, percent
+from perfladder.report.amounts import both_ends, ms, percent
 from perfladder.report.html.blocks import Block, Cell, Column, Plot, Section, Table, Text, View, absent
 from perfladder.report.html.plots import (
     GREY,
@@ -66,9 +66,9 @@ def _timeline(run: RunData, lanes: RunLanes) -> Plot:
     left_out = len(rows) - len(chosen)
     return Plot(
         title=f"Profiled run {lanes.run_index}, {ms(lanes.wall_us / _US_PER_MS)} ms",
-        reading="A row is a region, from its first call on; gaps in all rows are time outside every region. "
-        "Device work may go on after the host's call has returned; it has the colour of the region that launched it. Drag to zoom, "
-        "double-click to go back." + (f" {left_out} short regions are not drawn." if left_out else ""),
+        reading="A row is a region, from its first call on; gaps in all rows are time outside every region. Device "
+        "work may go on after the host's call has returned; it has the colour of the region that launched it. Drag to "
+        "zoom, double-click to go back." + (f" {left_out} short regions are not drawn." if left_out else ""),
         views=[
             View(
                 name="time",
@@ -159,7 +159,9 @@ def regions_section(run: RunData) -> Section:
 
 def _icicle(run: RunData, result: RegionsResult) -> Plot:
     has_device = any(node.device_time_us for node in result.region_tree)
-    measures: list[tuple[Measure, str]] = [("cpu", "host"), *([("device", "device")] if has_device else [])]  # type: ignore[list-item]
+    measures: list[tuple[Measure, str]] = [("cpu", "host")]
+    if has_device:
+        measures.append(("device", "device"))
     views = [
         view
         for measure, title in measures
@@ -219,7 +221,7 @@ def _nested(run: RunData, result: RegionsResult, measure: Measure, title: str) -
         "customdata": [
             "",
             *(
-                f"{label(place_of(node.region_id), 120)}<br>{grouped(node.calls / max(result.num_runs, 1))} calls a run"
+                f"{label(place_of(node.region_id))}<br>{grouped(node.calls / max(result.num_runs, 1))} calls a run"
                 for _, node in kept
             ),
             "",
@@ -242,7 +244,7 @@ def _short_name(path: tuple[str, ...], node: RegionNode) -> str:
     """The part of a region's name that the region around it does not say."""
     own = place_of(node.region_id)
     around = place_of(path[-1]) if path else ""
-    return label(own[len(around) + 1 :] if around and own.startswith(f"{around}.") else own, 40)
+    return label(both_ends(own[len(around) + 1 :] if around and own.startswith(f"{around}.") else own, 40))
 
 
 def _colour(run: RunData, path: tuple[str, ...], node: RegionNode) -> str:

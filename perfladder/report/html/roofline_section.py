@@ -111,8 +111,8 @@ def _points(rows: Sequence[RooflineRow]) -> list[dict[str, Any]]:
 
 def _hover(row: RooflineRow) -> str:
     lines = (
-        label(row.operator, 60),
-        label(place_of(row.region_id), 60),
+        label(row.operator),
+        label(place_of(row.region_id)),
         f"{us(row.total_us)} us, {row.precision or '–'}",
     )
     return "<br>".join(lines)

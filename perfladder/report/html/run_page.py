@@ -23,6 +23,7 @@ from perfladder.report.html.roofline_section import roofline_section
 from perfladder.report.html.run_data import RunData
 from perfladder.report.html.stage_sections import memory_section, stages_section
 from perfladder.report.model import Report
+from perfladder.rundir import RunStatus
 from perfladder.rungs.base import RungResult
 from perfladder.stats import Interval
 
@@ -118,7 +119,10 @@ def _device(run: RunData) -> str:
 
 
 def _tone(run: RunData) -> Tone:
-    return {"done": "neutral", "running": "unsure"}.get(run.report.run.status, "bad")  # type: ignore[return-value]
+    return _TONES[run.report.run.status]
+
+
+_TONES: Mapping[RunStatus, Tone] = {"done": "neutral", "running": "unsure", "failed": "bad", "interrupted": "bad"}
 
 
 def _alert(run: RunData) -> str | None:

@@ -192,7 +192,7 @@
     if (layout.yaxis.type === "category") {
       const names = [...new Set(view.traces.flatMap((trace) => trace.y || []))];
       layout.yaxis = { ...layout.yaxis, tickmode: "array", tickvals: names };
-      layout.yaxis.ticktext = names.map((name) => shorter(name, isNarrow ? 16 : 48) + "  ");
+      layout.yaxis.ticktext = names.map((name) => shorter(name, isNarrow ? 16 : 44) + "  ");
       layout.yaxis.showgrid = false;
     }
     return layout;
@@ -215,6 +215,15 @@
       const height = plots[index].height;
       return Plotly.react(target, view.traces, layoutFor(view, target.clientWidth, height), configFor(view));
     };
+    /* One after the other: a plot that is replaced while it is still being drawn can keep the browser busy for good. */
+    const queue = new Map();
+    const enqueue = (index, chosen) => {
+      const drawn = (queue.get(index) || Promise.resolve()).then(() => draw(index, chosen)).then(() => {
+        figures[index].dataset.view = String(chosen);
+      });
+      queue.set(index, drawn.catch((error) => failed(index, error)));
+      return drawn;
+    };
     const failed = (index, error) => {
       figures[index].classList.add("failed");
       console.error("plot", index, error);
@@ -223,17 +232,14 @@
     const first = (index) => {
       if (!waiting.delete(index)) return;
       near.unobserve(figures[index]);
-      try {
-        draw(index, 0).then(() => {
-          const target = figures[index].querySelector(".plot");
-          target.style.minHeight = "0";
-          fitForPrint(target);
-          target.on("plotly_afterplot", () => fitForPrint(target));
-          root.dataset.plotsDrawn = String(++numDrawn);
-        }, (error) => failed(index, error));
-      } catch (error) {
-        failed(index, error);
-      }
+      enqueue(index, 0).then(() => {
+        const target = figures[index].querySelector(".plot");
+        target.style.minHeight = "0";
+        fitForPrint(target);
+        target.on("plotly_afterplot", () => fitForPrint(target));
+        root.dataset.plotsDrawn = String(++numDrawn);
+        if (numDrawn === figures.length) root.dataset.plotsMs = String(Math.round(performance.now()));
+      }, () => {});
     };
     const near = new IntersectionObserver((entries) => {
       for (const entry of entries) if (entry.isIntersecting) first(figures.indexOf(entry.target));
@@ -245,7 +251,7 @@
         button.addEventListener("click", () => {
           for (const other of buttons) other.setAttribute("aria-pressed", String(other === button));
           first(index);
-          draw(index, Number(button.dataset.view));
+          enqueue(index, Number(button.dataset.view)).catch(() => {});
         });
       }
     });
