@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import webbrowser
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
@@ -56,6 +55,8 @@ def show_page(path: Path, *, is_opened: bool, as_json: bool) -> None:
     """Tell where a page is, and open it if that is asked for and there is a display."""
     print(f"Report: {path}", file=sys.stderr if as_json else sys.stdout)
     if is_opened and _has_display(os.environ):
+        import webbrowser
+
         webbrowser.open(path.resolve().as_uri())
 
 

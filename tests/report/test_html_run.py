@@ -10,7 +10,11 @@ from typer.testing import CliRunner
 
 from perfladder.cli import app
 from perfladder.ladder import climb
+from perfladder.nsight import thresholds
+from perfladder.nsight.diagnosis import diagnose
 from perfladder.report import build_report, render_html, write_report
+from perfladder.rundir import RunDirectory
+from perfladder.rungs.ncu import NcuResult, ProfiledLaunch
 
 RUNNER = CliRunner()
 SECTIONS = [
@@ -223,3 +227,53 @@ def test_report_is_written_in_all_its_forms(tmp_path):
     run = make_run(tmp_path, rungs=("stages",))
     write_report(build_report(run), run)
     assert {path.name for path in run.glob("report.*")} == {"report.json", "report.md", "report.html"}
+
+
+def test_kernel_under_nsight_compute_has_its_verdict_metrics_and_stalls(tmp_path):
+    run = RunDirectory.open(make_run(tmp_path))
+    stall = f"{thresholds.STALL_PREFIX}{{}}{thresholds.STALL_SUFFIX}"
+    metrics = {thresholds.COMPUTE: 25.0, thresholds.MEMORY: 30.0, thresholds.WAVES: 5.0, thresholds.ISSUE: 0.2}
+    waits = {stall.format("long_scoreboard"): 12.0, stall.format("wait"): 3.0, stall.format("selected"): 1.0}
+    diagnosis = diagnose(metrics | waits | {thresholds.WARP_LATENCY: 20.0})
+    launch = ProfiledLaunch(index=0, name="gemm", demangled_name=HOSTILE, is_asked_kernel=None, diagnosis=diagnosis)
+    result = NcuResult(
+        stage="unet", kernel="gemm", launches=[launch], verdict=diagnosis.verdict, statement=diagnosis.statement
+    )
+    run.write_result(run.rung_folder(5, "ncu"), "ncu", result, "done", None)
+    found = parse(section(page_of(run.path), "ncu"))
+    assert diagnosis.statement in found.text
+    assert "perhaps another instantiation: latency" in found.text
+    assert HOSTILE in found.text
+    assert "long_scoreboard" in found.cells("code")
+    assert "What warps of launch 0 wait for" in found.cells("h3")
+    assert {row.metric for row in diagnosis.observations} <= set(found.cells("code"))
+
+
+def test_scenarios_load_streams_and_ranks_are_shown_where_they_were_measured(tmp_path):
+    def with_more(data):
+        summary = data["throughput"][0]["latency_ms"]
+        samples = {"launches": [[5.0, 6.0, 7.0]]}
+        large = json.loads(json.dumps(data["scenarios"][0]))
+        large["name"] = "large"
+        large["cadence"] = None
+        data["scenarios"].append(large)
+        data["throughput"].append(data["throughput"][0] | {"scenario": "large"})
+        data["scenarios"][0]["cadence"] = {
+            "media_ms_per_chunk": 500.0,
+            "margin_ms": 5.0,
+            "chunks_per_run": 4.0,
+            "first_chunk_ms": samples,
+            "chunk_ms": summary,
+            "num_late_chunks": 2,
+            "headroom_ms": 400.0,
+        }
+        data["concurrency"] = [
+            {"concurrency": 4, "mode": "threads", "num_requests": 0, "num_errors": 0, "failure": "It <crashed>."}
+        ]
+
+    text = page_of(make_run(tmp_path, changes={"stages": with_more}))
+    found = parse(section(text, "load"))
+    assert "headroom 400.0 ms, 2 late." in found.text
+    assert "It <crashed>." in found.cells("td")
+    assert {"default", "large"} <= set(found.cells("th"))
+    assert "Stage times of 10 runs, scenario large" in parse(section(text, "stages")).cells("caption")

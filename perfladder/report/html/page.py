@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from jinja2 import Environment
     from markupsafe import Markup
 
+_WHOLE = 16
+"""Characters of a name up to which it stays in one line."""
 _LONG = 64
 """Characters of a name above which a table cell shows both ends, and the whole when asked."""
 
@@ -138,9 +140,11 @@ def fixed(value: float, places: int) -> str:
 
 
 def breakable(text: str) -> Markup:
-    """A name, escaped, that may go on in the next line after a dot, a colon or an underscore."""
+    """A name, escaped; one that is not short may go on in the next line after a dot, a colon or an underscore."""
     from markupsafe import Markup, escape
 
+    if len(text) <= _WHOLE:
+        return escape(text)
     return Markup("<wbr>").join(escape(part) for part in re.findall(r"[^.:_/]*[.:_/]+|[^.:_/]+", text))
 
 

@@ -256,7 +256,10 @@
       }
     });
     /* The rest one by one while nothing else is to do, so that a printed page has them all. */
-    const idle = window.requestIdleCallback || ((next) => setTimeout(next, 50));
+    const idle = (next) => {
+      if (window.requestIdleCallback) requestIdleCallback(next, { timeout: 300 });
+      else setTimeout(next, 50);
+    };
     const rest = () => {
       const [index] = waiting;
       if (index === undefined) return;
@@ -279,5 +282,12 @@
       for (const figure of figures) figure.classList.add("failed");
     }
   };
-  requestAnimationFrame(() => setTimeout(load));
+  /* After the first paint. A page that is not shown paints nothing: it starts all the same. */
+  let isStarted = false;
+  const begin = () => {
+    if (!isStarted) load();
+    isStarted = true;
+  };
+  requestAnimationFrame(() => setTimeout(begin));
+  setTimeout(begin, 1000);
 })();
