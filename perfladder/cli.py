@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -15,14 +15,12 @@ from perfladder.cli_parts import errors_shown as _errors
 from perfladder.cli_parts import print_error as _print_error
 from perfladder.cli_parts import print_markdown as _print_markdown
 from perfladder.cli_parts import show as _show
+from perfladder.cli_reports import Html, add_report_verbs, show_page
 from perfladder.cli_run import add_run_verbs
 from perfladder.cli_servers import add_server_verbs
 from perfladder.cli_show import add_show_verbs
 from perfladder.errors import InputError, NotPossibleHereError
 from perfladder.progress_display import show_bar, show_lines
-
-if TYPE_CHECKING:
-    pass
 
 app = typer.Typer(
     name="perfladder",
@@ -96,24 +94,7 @@ def options(
     """Finds why a PyTorch inference pipeline is slow, from stage timing down to kernels, with evidence."""
 
 
-@app.command()
-def report(
-    run_dir: Annotated[
-        str, typer.Argument(metavar="RUN", help="A run's folder, its id, 'latest', a workload or a commit.")
-    ],
-    as_json: Json = False,
-    out: Out = _DEFAULT_OUT,
-) -> None:
-    """Show the report of a run again; it is made anew from the run's files."""
-    with _errors(as_json):
-        from perfladder.find_runs import find_run
-        from perfladder.report import build_report, render_markdown
-
-        document = build_report(find_run(run_dir, out))
-        if as_json:
-            print(document.model_dump_json(indent=1))
-        else:
-            _print_markdown(render_markdown(document))
+add_report_verbs(app)
 
 
 @app.command()
@@ -157,7 +138,8 @@ def compare(
     fail_if_more_breaks: Annotated[
         bool, typer.Option("--fail-if-more-breaks", help="Exit with 1 if torch.compile breaks more graphs than before.")
     ] = False,
-    to: Annotated[Path | None, typer.Option("--to", help="Folder for comparison.json and comparison.md.")] = None,
+    to: Annotated[Path | None, typer.Option("--to", help="Folder for comparison.json, .md and .html.")] = None,
+    html: Html = None,
     out: Out = _DEFAULT_OUT,
     tracking_uri: TrackingUri = None,
 ) -> None:
@@ -181,11 +163,14 @@ def compare(
             check_noise=check_noise,
             min_effect=min_effect,
             to=to,
+            html=html,
         )
         result = compare_as_asked(
             options, find=lambda name: _find_runs(name, out, tracking_uri), tell=tell, on_progress=on_progress
         )
     _show(result, as_json, render_comparison)
+    if html is not None:
+        show_page(html, is_opened=False, as_json=as_json)
     is_refused = (fail_if_slower and result.is_slower) or (fail_if_more_breaks and result.has_more_graph_breaks)
     raise typer.Exit(1 if is_refused else 0)
 

@@ -6,7 +6,7 @@ runs/<workload>/<time>-<id>/
     environment.json    what the session found when it loaded the target
     <n>-<rung>/<rung>.json   one rung's result, with its traces and captures beside it
     <n>-<rung>/key.json      what that result rests on
-    report.md, report.json
+    report.html, report.md, report.json
     session.log         all that the target printed
 """
 
