@@ -107,7 +107,7 @@ def sweep_rows(result: SweepResult) -> list[dict[str, str]]:
         {
             "#": str(member.number),
             "workload": member.label,
-            "status": member.status if member.exit_code in (0, 130) else f"{member.status} ({member.exit_code})",
+            "status": member.status if member.exit_code == 0 else f"{member.status} ({member.exit_code})",
             "metric": _metric(member.metric),
             "interval": _interval(member.metric),
             "first finding": member.findings[0].claim if member.findings else member.error or "-",
