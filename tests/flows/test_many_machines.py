@@ -167,7 +167,7 @@ def test_workers_of_two_pools_measure_on_one_device_in_turn(
 
     first = start("h100", target_args={"hold": str(hold)})
     try:
-        until(lambda: [1] == [limit.active_slots for limit in client.read_global_concurrency_limits(10, 0)])
+        until(lambda: [limit.active_slots for limit in client.read_global_concurrency_limits(10, 0)] == [1])
         second = start("a100")
         until(lambda: "Waiting for the concurrency limit perfladder-cpu-" in messages(client, second))
         assert not list((folder / "runs" / "a100").glob("*/1-stages/stages.json"))

@@ -19,7 +19,7 @@ _USER, _PASSWORD, _DATABASE = "perfladder", "a secret/of:its@own", "runs"
 
 
 def binaries() -> Path | None:
-    """The folder of PostgreSQL's programs: of Debian's newest version, else of the one on the PATH; None without any."""
+    """The folder of PostgreSQL's programs: Debian's newest, else those on the PATH; None without any."""
     found = [path.parent for path in Path("/usr/lib/postgresql").glob("*/bin/initdb")]
     if found:
         return max(found, key=lambda path: int(path.parent.name))
