@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -90,11 +91,18 @@ def _make(config: SweepConfig) -> Any:
     if config.runner == "ray":
         from prefect_ray import RayTaskRunner
 
-        local = {"num_cpus": config.at_once, "include_dashboard": False, "log_to_driver": False}
+        local = {
+            "num_cpus": config.at_once,
+            "include_dashboard": False,
+            "log_to_driver": False,
+            "logging_level": logging.WARNING,
+        }
         return RayTaskRunner(address=config.address, init_kwargs={} if config.address else local)
     if config.runner == "dask":
         from prefect_dask import DaskTaskRunner
 
+        # At its own level, which importing it has set, each connection of the cluster is a line.
+        logging.getLogger("distributed").setLevel(logging.ERROR)
         if config.address:
             return DaskTaskRunner(address=config.address)
         # Processes of one thread: each climb is a process of its own below one of them.
