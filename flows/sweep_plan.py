@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import logging
 import os
@@ -82,32 +83,29 @@ def reserving(config: SweepConfig) -> Any:
     """A context in which what is submitted gets its GPUs."""
     if config.runner != "ray":
         return nullcontext()
-    from prefect_ray.context import remote_options
-
-    return remote_options(num_cpus=1, num_gpus=config.gpus_per_member)
+    return importlib.import_module("prefect_ray.context").remote_options(num_cpus=1, num_gpus=config.gpus_per_member)
 
 
 def _make(config: SweepConfig) -> Any:
     if config.runner == "ray":
-        from prefect_ray import RayTaskRunner
-
         local = {
             "num_cpus": config.at_once,
             "include_dashboard": False,
             "log_to_driver": False,
             "logging_level": logging.WARNING,
         }
-        return RayTaskRunner(address=config.address, init_kwargs={} if config.address else local)
+        return importlib.import_module("prefect_ray").RayTaskRunner(
+            address=config.address, init_kwargs={} if config.address else local
+        )
     if config.runner == "dask":
-        from prefect_dask import DaskTaskRunner
-
+        runner = importlib.import_module("prefect_dask").DaskTaskRunner
         # At its own level, which importing it has set, each connection of the cluster is a line.
         logging.getLogger("distributed").setLevel(logging.ERROR)
         if config.address:
-            return DaskTaskRunner(address=config.address)
+            return runner(address=config.address)
         # Processes of one thread: each climb is a process of its own below one of them.
-        local = {"n_workers": config.at_once, "threads_per_worker": 1, "dashboard_address": None}
-        return DaskTaskRunner(cluster_kwargs=local)
+        own = {"n_workers": config.at_once, "threads_per_worker": 1, "dashboard_address": None}
+        return runner(cluster_kwargs=own)
     from prefect.task_runners import ThreadPoolTaskRunner
 
     return ThreadPoolTaskRunner(max_workers=config.at_once)

@@ -89,7 +89,7 @@ def client(variables: dict[str, str]) -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def workers(folder: Path, variables: dict[str, str], client: Any) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """One process worker a pool, which it makes; then what docs/work-pools deploys."""
+    """One process worker a pool, which it makes; then what docs/examples/work-pools deploys."""
     command = [sys.executable, "-P", "-m", "prefect"]
     started = []
     try:
@@ -98,7 +98,7 @@ def workers(folder: Path, variables: dict[str, str], client: Any) -> Iterator[li
             with (folder / f"{pool}.log").open("w") as log:
                 started.append(subprocess.Popen(start, env=variables, stdout=log, stderr=log, cwd=folder))
         until(lambda: {pool.name for pool in client.read_work_pools()} >= set(POOLS))
-        file = str(ROOT / "docs/work-pools/prefect.yaml")
+        file = str(ROOT / "docs/examples/work-pools/prefect.yaml")
         deploy = [*command, "--no-prompt", "deploy", "--all", "--prefect-file", file]
         done = subprocess.run(deploy, env=variables, capture_output=True, text=True, cwd=folder, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
@@ -108,6 +108,15 @@ def workers(folder: Path, variables: dict[str, str], client: Any) -> Iterator[li
             worker.send_signal(signal.SIGTERM)
         for worker in started:
             worker.wait(60)
+
+
+def deploy_from_source(home: str) -> Any:
+    """Deploy the flow's file, as the documentation does from Python, into the second pool; returns the deployment's id."""
+    from perfladder.flows.profile_pipeline import profile_pipeline
+
+    deployed = profile_pipeline.from_source(source=str(ROOT), entrypoint="flows/profile_pipeline.py:profile_pipeline")
+    variables = {"working_dir": home}
+    return deployed.deploy(name="file", work_pool_name="a100", job_variables=variables, print_next_steps=False)
 
 
 def query(url: str, sql: str) -> Any:
@@ -156,6 +165,7 @@ def test_workers_of_two_pools_measure_on_one_device_in_turn(
     hold.touch()
     deployments = {one.name: one for one in client.read_deployments() if one.entrypoint.endswith("profile_pipeline")}
     assert set(deployments) == set(POOLS)
+    deployments["a100"] = client.read_deployment(deploy_from_source(variables["PERFLADDER_HOME"]))
 
     def start(pool: str, **fields: Any) -> Any:
         workload = {**toy, "name": pool, **fields}
@@ -193,7 +203,7 @@ def test_workers_of_two_pools_measure_on_one_device_in_turn(
 def test_the_server_takes_the_pools_of_the_documentation(client: Any, kind: str) -> None:
     from prefect.client.schemas.actions import WorkPoolCreate
 
-    template = json.loads((ROOT / f"docs/work-pools/{kind}.json").read_text())
+    template = json.loads((ROOT / f"docs/examples/work-pools/{kind}.json").read_text())
     made = client.create_work_pool(WorkPoolCreate(name=f"{kind}-h100", type=kind, base_job_template=template))
     assert made.base_job_template == template
 

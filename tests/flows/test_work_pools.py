@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
-FOLDER = ROOT / "docs/work-pools"
+FOLDER = ROOT / "docs/examples/work-pools"
 
 
 @pytest.fixture(params=["docker", "kubernetes"])
