@@ -104,10 +104,14 @@ def workers(folder: Path, variables: dict[str, str], client: Any) -> Iterator[li
         assert done.returncode == 0, done.stdout + done.stderr
         yield started
     finally:
-        for worker in started:
-            worker.send_signal(signal.SIGTERM)
-        for worker in started:
-            worker.wait(60)
+        end(started)
+
+
+def end(workers: list[subprocess.Popen[bytes]]) -> None:
+    for worker in workers:
+        worker.send_signal(signal.SIGTERM)
+    for worker in workers:
+        worker.wait(60)
 
 
 def deploy_from_python(home: str) -> Any:
@@ -223,10 +227,7 @@ def test_down_ends_all_that_uses_the_database(
     assert "secret" not in servers.model_dump_json()
     pids = [pid for one in servers.servers for pid in descendants(int(one.keeper_process_id or 0))]
     assert len(pids) >= 2
-    for worker in workers:
-        worker.send_signal(signal.SIGTERM)
-    for worker in workers:
-        worker.wait(60)
+    end(workers)
     services.down(folder / "servers")
     assert [pid for pid in pids if Path(f"/proc/{pid}").exists()] == []
     others = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
