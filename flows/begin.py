@@ -35,7 +35,7 @@ def begin(
     Raises:
         InputError: A wrong workload or tracking URI, before anything is started.
     """
-    file = _workload_file(config)
+    file = workload_file(config.workload, config.base_dir)
     runs_dir = Path(config.runs_dir)
     store = TrackingStore(
         resolve_tracking_uri(config.tracking_uri, os.environ, runs_dir),
@@ -72,7 +72,12 @@ def begin(
                 store.log_end(ladder.run)
 
 
-def _workload_file(config: ProfilePipelineConfig) -> WorkloadFile:
-    if isinstance(config.workload, Workload):
-        return WorkloadFile(config.workload, Path(config.base_dir or ".").resolve())
-    return load_workload(config.workload)
+def workload_file(workload: Workload | str, base_dir: str | None) -> WorkloadFile:
+    """The workload of a config, and where its relative paths start.
+
+    Raises:
+        InputError: There is no such file, or it is wrong.
+    """
+    if isinstance(workload, Workload):
+        return WorkloadFile(workload, Path(base_dir or ".").resolve())
+    return load_workload(workload)

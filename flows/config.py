@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from perfladder.comparing.runs import MIN_EFFECT
 from perfladder.ladder import LAST_RUNG
 from perfladder.models import Model
+from perfladder.variations import Runner
 from perfladder.workload import Workload
 
 
@@ -21,6 +22,27 @@ class ProfilePipelineConfig(Model):
     resume: str | None = Field(
         default=None, description="An unfinished run to go on with: a folder, an id, or 'latest' of the workload."
     )
+    tracking_uri: str | None = Field(
+        default=None, description="MLflow's address; by default SQLite in the runs folder."
+    )
+    experiment: str = Field(default="perfladder", min_length=1)
+    max_artifact_bytes: int = Field(default=256 << 20, gt=0, description="Larger files stay in the run directory only.")
+
+
+class SweepConfig(Model):
+    """Which workloads to climb, in which variations, and by what."""
+
+    workloads: list[Workload | str] = Field(min_length=1, description="As in `ProfilePipelineConfig`.")
+    base_dir: str | None = Field(default=None, description="Where the relative paths of a `Workload` start.")
+    vary: dict[str, list[JsonValue]] = Field(
+        default={}, description="Fields of the workload, which may be dotted, each with its values: all combinations."
+    )
+    runner: Runner = Field(default="threads", description="What starts the climbs.")
+    at_once: int = Field(default=1, ge=1, le=1024, description="Climbs at once, of threads or a local cluster.")
+    address: str | None = Field(default=None, description="A Ray or Dask cluster; by default a local one.")
+    gpus_per_member: int = Field(default=0, ge=0, description="GPUs that Ray reserves for each climb.")
+    runs_dir: str = "runs"
+    until: str = Field(default=LAST_RUNG, description="The last rung to climb.")
     tracking_uri: str | None = Field(
         default=None, description="MLflow's address; by default SQLite in the runs folder."
     )

@@ -12,11 +12,13 @@ from typing import Any
 
 from perfladder.comparing.model import RunComparison
 from perfladder.flows.begin import begin
-from perfladder.flows.config import CompareRunsConfig, ProfilePipelineConfig
-from perfladder.flows.prefect_server import AnyServer, UsersServer, find_server
+from perfladder.flows.config import CompareRunsConfig, ProfilePipelineConfig, SweepConfig
+from perfladder.flows.prefect_server import AnyServer, UsersServer, find_server, users_url
+from perfladder.flows.sweep_plan import check_runner, members_of
 from perfladder.ladder import ClimbOutcome
 from perfladder.rungs.cost import Ask
 from perfladder.tasks.variables import variables_set
+from perfladder.variations import SweepResult
 
 _DRAIN_LIMIT_S = 10.0
 
@@ -68,6 +70,24 @@ def run_compare_runs(config: CompareRunsConfig) -> RunComparison:
 
         with _prefect_at(server.wait(), is_local=not isinstance(server, UsersServer)):
             return compare_runs(config)
+
+
+def run_sweep(config: SweepConfig, tell: Callable[[str], None] = lambda _: None) -> SweepResult:
+    """Run the flow that climbs many workloads; its members use the same Prefect server.
+
+    Raises:
+        PerfladderError: A workload or a field that is none, a runner that is not installed, no server.
+    """
+    check_runner(config, users_url(os.environ))
+    members_of(config)
+    with (
+        find_server(Path(config.runs_dir), os.environ) as server,
+        variables_set(_client_variables(server, os.environ)),
+    ):
+        from perfladder.flows.sweep import sweep_telling
+
+        with _prefect_at(server.wait(), is_local=not isinstance(server, UsersServer)):
+            return sweep_telling(config, tell)
 
 
 def _client_variables(server: AnyServer, variables: Mapping[str, str]) -> dict[str, str]:

@@ -19,6 +19,7 @@ from perfladder.cli_reports import Html, add_report_verbs, show_page
 from perfladder.cli_run import add_run_verbs
 from perfladder.cli_servers import add_server_verbs
 from perfladder.cli_show import add_show_verbs
+from perfladder.cli_sweep import add_sweep_verb
 from perfladder.errors import InputError, NotPossibleHereError
 from perfladder.progress_display import show_bar, show_lines
 
@@ -443,6 +444,7 @@ def tune(
 add_run_verbs(app)
 add_server_verbs(app)
 add_show_verbs(app)
+add_sweep_verb(app)
 
 
 @app.command()

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from prefect import task
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
 
 from perfladder.ladder import ClimbOutcome
 from perfladder.rundir import RunDirectory
+from perfladder.tasks.steps import skill_task
 
 
 def publish(run: RunDirectory, outcome: ClimbOutcome) -> None:
@@ -18,7 +18,8 @@ def publish(run: RunDirectory, outcome: ClimbOutcome) -> None:
     publish_task(run, outcome, return_state=True)
 
 
-@task(
+@skill_task(
+    "7. Report",
     name="publish",
     task_run_name="publish",
     cache_policy=NO_CACHE,

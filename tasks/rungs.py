@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
@@ -12,6 +11,7 @@ from prefect.states import Completed, Failed
 from perfladder.ladder import Climb, Rung
 from perfladder.rundir import RunDirectory
 from perfladder.rungs.base import RungResult
+from perfladder.tasks.steps import rung_step, skill_task
 from perfladder.tasks.store import StoreError, TrackingStore
 
 # A cached, retried or shared measurement is a wrong one. Tasks are called directly, never submitted: the children are
@@ -21,17 +21,17 @@ _UPLOADING: dict[str, Any] = {"cache_policy": NO_CACHE, "retries": 1, "retry_del
 
 
 def climb_rung(ladder: Climb, rung: Rung) -> RungResult:
-    """Climb a rung as a task such as `1-stages`: it carries out what SKILL.md says under "Rung 1"."""
+    """Climb a rung as a task such as `1-stages`, whose description names what SKILL.md says under "Rung 1"."""
     name = f"{rung.number}-{rung.name}"
-    # No tags: Prefect asks its server for every tagged task whether it may start.
-    step = climb_rung_task.with_options(name=name, task_run_name=name, description=rung.question)
+    description = f"SKILL.md, {rung_step(rung.number)}: {rung.question}"
+    step = climb_rung_task.with_options(name=name, task_run_name=name, description=description)
     outcome = step(ladder, rung, return_state=True).result(raise_on_failure=False)
     if isinstance(outcome, BaseException):  # Not the rung's failure, which is a result, but the run directory's, say.
         raise outcome
     return ladder.results[rung.name]
 
 
-@task(**_MEASURING)
+@skill_task("3. Climb", **_MEASURING)
 def climb_rung_task(ladder: Climb, rung: Rung) -> State[RungResult]:
     """Climb one rung; its outcome becomes the task run's state."""
     result = ladder.climb_rung(rung)
@@ -40,7 +40,7 @@ def climb_rung_task(ladder: Climb, rung: Rung) -> State[RungResult]:
     if rung.name in ladder.reused:
         return Completed(name="TakenOver", message=f"As measured at {result.started_at}", data=result)
     if result.status == "done":
-        return Completed(message=f"Rung {rung.number} of SKILL.md: {rung.question}", data=result)
+        return Completed(message=f"{rung_step(rung.number)} of SKILL.md: {rung.question}", data=result)
     return Completed(name=result.status.title().replace("_", ""), message=result.reason, data=result)
 
 
@@ -58,7 +58,7 @@ def _upload(store: TrackingStore, run: RunDirectory, name: str, rung: Rung | Non
     upload_task.with_options(name=name, task_run_name=name)(store, run, rung, return_state=True)
 
 
-@task(**_UPLOADING, retry_condition_fn=lambda _task, _run, state: _is_worth_a_retry(state))
+@skill_task("3. Climb", **_UPLOADING, retry_condition_fn=lambda _task, _run, state: _is_worth_a_retry(state))
 def upload_task(store: TrackingStore, run: RunDirectory, rung: Rung | None) -> State[None]:
     """Upload one rung, or the end of the run."""
     if store.problem is not None:

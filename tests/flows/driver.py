@@ -1,13 +1,15 @@
 """Runs the flow in a process of its own, as the command line does: `driver.py CONFIG_JSON [HOOKS_JSON]`.
 
 Prints one JSON line at the end: the outcome, or the error. Hooks: `on` = {text: file} makes the file when a progress
-line holds the text; `fake_server` = an executable that stands for the interpreter with Prefect, and `limit_s` how long
-it is waited for; `direct` calls the flow itself; `compare` runs the flow that compares runs.
+line holds the text; `fill` = {text: file} fills the disk with it; `fake_server` = an executable that stands for the
+interpreter with Prefect, and `limit_s` how long it is waited for; `direct` calls the flow itself; `compare` runs the
+flow that compares runs.
 """
 
 import json
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +19,21 @@ from perfladder.flows.config import CompareRunsConfig, ProfilePipelineConfig
 from perfladder.flows.prefect_server import PrefectServer
 
 
+def fill_disk(ballast: Path) -> None:
+    with suppress(OSError), ballast.open("wb", buffering=0) as file:
+        while True:
+            file.write(b"\0" * (64 << 10))
+
+
 def main(config: dict[str, Any], hooks: dict[str, Any]) -> dict[str, Any]:
     def tell(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
         for text, file in hooks.get("on", {}).items():
             if text in line:
                 Path(file).touch()
+        for text, file in hooks.get("fill", {}).items():
+            if text in line:
+                fill_disk(Path(file))
 
     if fake := hooks.get("fake_server"):
         run.find_server = lambda runs_dir, variables: PrefectServer(
