@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from perfladder.comparing.model import RunComparison
-from perfladder.flows.begin import begin
-from perfladder.flows.config import CompareRunsConfig, ProfilePipelineConfig
+from perfladder.flows.begin import begin, begin_tuning
+from perfladder.flows.config import CompareRunsConfig, ProfilePipelineConfig, TunePipelineConfig
 from perfladder.flows.prefect_server import AnyServer, UsersServer, find_server
 from perfladder.ladder import ClimbOutcome
+from perfladder.progress import Progress
 from perfladder.rungs.cost import Ask
 from perfladder.tasks.variables import variables_set
+from perfladder.tuning.proof_model import ProofOutcome
 
 _DRAIN_LIMIT_S = 10.0
 
@@ -52,6 +54,34 @@ def run_profile_pipeline(
         is_shared = isinstance(server, UsersServer)
         with _prefect_at(server.wait(), is_local=not is_shared):
             return climb_begun(config.model_copy(update={"tracking_uri": None}), begun, is_shared=is_shared)
+
+
+def run_tune_pipeline(
+    config: TunePipelineConfig,
+    tell: Callable[[str], None] = lambda _: None,
+    on_progress: Callable[[Progress], None] = lambda _: None,
+) -> ProofOutcome:
+    """Run the flow that tunes with proof, with the Prefect server that there is or one that starts with it.
+
+    Args:
+        config: What to tune.
+        tell: Shows one line of progress.
+        on_progress: Receives how far a step is.
+
+    Raises:
+        PerfladderError: There is nothing to prove: a wrong workload, a tuning that failed, no server.
+    """
+    with (
+        begin_tuning(config, tell, on_progress) as begun,
+        find_server(Path(config.runs_dir), os.environ) as server,
+        variables_set(_client_variables(server, os.environ)),
+    ):
+        from perfladder.flows.tune_pipeline import prove_begun
+
+        begun.store.wait()
+        is_shared = isinstance(server, UsersServer)
+        with _prefect_at(server.wait(), is_local=not is_shared):
+            return prove_begun(config.model_copy(update={"tracking_uri": None}), begun, is_shared=is_shared)
 
 
 def run_compare_runs(config: CompareRunsConfig) -> RunComparison:
@@ -95,6 +125,8 @@ def _prefect_at(url: str, *, is_local: bool) -> Iterator[None]:
         # Nobody listens to heartbeats there, and their thread is waited for, up to a second. A local server that has
         # died costs each call a minute with the usual five retries, 14 s with three; a busy SQLite needs more than one.
         wanted |= {settings.PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None, settings.PREFECT_CLIENT_MAX_RETRIES: 3}
+        # It has no pages, and ends with the run.
+        wanted[settings.PREFECT_UI_URL] = "none"
     with settings.temporary_settings(wanted):
         try:
             yield

@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from perfladder.cli_parts import DEFAULT_OUT as _DEFAULT_OUT
-from perfladder.cli_parts import Json, Out, TrackingUri
+from perfladder.cli_parts import Json, Out, Plain, Resume, Set, TrackingUri, Until
 from perfladder.cli_parts import errors_shown as _errors
+from perfladder.cli_parts import load as _load
 from perfladder.cli_parts import print_error as _print_error
 from perfladder.cli_parts import print_markdown as _print_markdown
+from perfladder.cli_parts import require_installed as _require_installed
 from perfladder.cli_parts import show as _show
 from perfladder.cli_servers import add_server_verbs
+from perfladder.cli_tune import add_tune_verb
 from perfladder.errors import InputError, NotPossibleHereError
 from perfladder.progress_display import Lines, show_bar, show_lines
 
@@ -35,22 +38,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-
-Plain = Annotated[bool, typer.Option("--plain", help="Run directory only: no Prefect server, no MLflow store.")]
-Until = Annotated[
-    str, typer.Option("--until", help="Last rung to climb: stages, capture, regions, harness, kernels or ncu.")
-]
-Resume = Annotated[
-    str | None,
-    typer.Option(
-        "--resume",
-        metavar="RUN",
-        help="Go on with an unfinished run of this workload: its folder, its id, or 'latest'.",
-    ),
-]
-Set = Annotated[
-    list[str] | None, typer.Option("--set", help="Change a workload field, as in --set measured_runs=20 (repeatable).")
-]
 
 _INTERRUPTED = 128 + signal.SIGINT
 _TERMINATED = 128 + signal.SIGTERM
@@ -438,74 +425,6 @@ def inspect(
     _show(result, as_json, render_inspection)
 
 
-@app.command()
-def tune(
-    workload: Annotated[str, typer.Argument(help="A workload file (YAML), or the name of a built-in.")],
-    as_json: Json = False,
-    modules: Annotated[
-        list[str] | None, typer.Option("--module", help="Module to tune, as in unet (repeatable); else by --min-share.")
-    ] = None,
-    min_share: Annotated[float, typer.Option("--min-share", help="Least part of the time of a module.")] = 0.05,
-    limit: Annotated[int | None, typer.Option("--limit", help="At most so many modules, the slowest first.")] = None,
-    strategy: Annotated[
-        str,
-        typer.Option("--strategy", help="first-wins, max-throughput, min-latency, latency-budget or one-backend."),
-    ] = "first-wins",
-    latency_budget_ms: Annotated[
-        float | None, typer.Option("--latency-budget-ms", help="Of a module's call, for latency-budget.")
-    ] = None,
-    backends: Annotated[
-        list[str] | None,
-        typer.Option("--backend", help="NAME or NAME:key=value,key=value; several are tried in order."),
-    ] = None,
-    quality: Annotated[
-        str | None, typer.Option("--quality", help="Gate on the whole output: cosine>=0.99, psnr>=30, ssim>=0.95.")
-    ] = None,
-    keep: Annotated[
-        str, typer.Option("--keep", help="faster; a least speedup such as 1.05; or right: whatever is correct.")
-    ] = "faster",
-    pairs: Annotated[int, typer.Option("--pairs", help="Runs of the whole, tuned and plain in turns.")] = 20,
-    save: Annotated[Path | None, typer.Option("--save", help="Archive for what is kept.")] = None,
-    no_isolation: Annotated[
-        bool, typer.Option("--no-isolation", help="First builds in the workload's own process: a crash ends it all.")
-    ] = False,
-    cache_dir: Annotated[Path | None, typer.Option("--cache-dir", help="Folder for builds and what was found.")] = None,
-    clear_cache: Annotated[bool, typer.Option("--clear-cache", help="Forget what earlier tunings found.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Tell what would be tried, and build nothing.")] = False,
-    fail_if_not_faster: Annotated[
-        bool, typer.Option("--fail-if-not-faster", help="Exit with 1 if nothing is kept.")
-    ] = False,
-    changes: Set = None,
-) -> None:
-    """Choose a faster backend for each module that is worth it, and prove the gain on the whole workload."""
-    with _errors(as_json), show_bar(is_silent=as_json) as (tell, on_progress):
-        from perfladder.measure_alone import measure_alone
-        from perfladder.report import render_tuning
-        from perfladder.tuning.tune_request import tune_request
-        from perfladder.tuning.tune_workload import measure
-
-        request = tune_request(
-            modules=modules or None,
-            min_share=min_share,
-            limit=limit,
-            strategy=strategy,
-            latency_budget_ms=latency_budget_ms,
-            backends=backends or [],
-            quality=quality,
-            keep=keep,
-            pairs=pairs,
-            save=save,
-            isolate_builds=not no_isolation,
-            cache_dir=cache_dir,
-            clear_cache=clear_cache,
-            dry_run=dry_run,
-        )
-        file = _load(workload, changes or [])
-        result = measure_alone(file, measure, request, tell=tell, what="tuning", on_progress=on_progress)
-    _show(result, as_json, render_tuning)
-    raise typer.Exit(1 if fail_if_not_faster and result.status == "rejected" else 0)
-
-
 @app.command(name="exec", context_settings={"allow_interspersed_args": False})
 def execute(
     script: Annotated[str, typer.Argument(help="A Python script, as python takes it; what follows is its own.")],
@@ -530,6 +449,7 @@ def execute(
 
 
 add_server_verbs(app)
+add_tune_verb(app)
 
 
 @app.command()
@@ -608,17 +528,6 @@ def _run_flow(
     return run_profile_pipeline(config, tell=lines.tell, ask=lines.ask, step=step)
 
 
-def _load(source: str, changes: list[str]) -> WorkloadFile:
-    """Read the workload and apply `--set field=value` to it; values are YAML, fields may be dotted."""
-    if not Path("/proc/self/cwd").exists():
-        raise InputError("The current folder has been deleted. Change to one that exists.")
-
-    from perfladder.changes import with_changes
-    from perfladder.workload import load_workload
-
-    return with_changes(load_workload(source), changes, source=source)
-
-
 def _find_runs(name: str, out: Path, tracking_uri: str | None) -> list[Path]:
     """Runs below `out`, or from MLflow where that is installed."""
     from perfladder.find_runs import find_runs
@@ -631,16 +540,6 @@ def _find_runs(name: str, out: Path, tracking_uri: str | None) -> list[Path]:
     from perfladder.tasks.find import find_anywhere
 
     return find_anywhere(name, tracking_uri, os.environ, out)
-
-
-def _require_installed(*names: str, otherwise: str) -> None:
-    import importlib.util
-
-    missing = [name for name in names if importlib.util.find_spec(name) is None]
-    if missing:
-        raise NotPossibleHereError(
-            f"{' and '.join(missing)} not installed. Install with: pip install 'perfladder[all]'; or {otherwise}."
-        )
 
 
 def _parse_calls(text: str) -> str | list[int]:

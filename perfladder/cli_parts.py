@@ -12,15 +12,32 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from perfladder.errors import InputError, PerfladderError
+from perfladder.errors import InputError, NotPossibleHereError, PerfladderError
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
+
+    from perfladder.workload import WorkloadFile
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, and nothing else there.")]
 Out = Annotated[Path, typer.Option("--out", help="Folder that run directories are made in.")]
 TrackingUri = Annotated[
     str | None, typer.Option("--tracking-uri", help="MLflow tracking URI; by default a SQLite store in --out.")
+]
+Plain = Annotated[bool, typer.Option("--plain", help="Run directory only: no Prefect server, no MLflow store.")]
+Until = Annotated[
+    str, typer.Option("--until", help="Last rung to climb: stages, capture, regions, harness, kernels or ncu.")
+]
+Resume = Annotated[
+    str | None,
+    typer.Option(
+        "--resume",
+        metavar="RUN",
+        help="Go on with an unfinished run of this workload: its folder, its id, or 'latest'.",
+    ),
+]
+Set = Annotated[
+    list[str] | None, typer.Option("--set", help="Change a workload field, as in --set measured_runs=20 (repeatable).")
 ]
 
 DEFAULT_OUT = Path("runs")
@@ -69,3 +86,29 @@ def print_markdown(text: str) -> None:
         console.print(Markdown(text))
     else:
         print(text)
+
+
+def load(source: str, changes: list[str]) -> WorkloadFile:
+    """Read the workload and apply `--set field=value` to it; values are YAML, fields may be dotted."""
+    if not Path("/proc/self/cwd").exists():
+        raise InputError("The current folder has been deleted. Change to one that exists.")
+
+    from perfladder.changes import with_changes
+    from perfladder.workload import load_workload
+
+    return with_changes(load_workload(source), changes, source=source)
+
+
+def require_installed(*names: str, otherwise: str) -> None:
+    """Say how to install what is not there.
+
+    Raises:
+        NotPossibleHereError: A package is missing.
+    """
+    import importlib.util
+
+    missing = [name for name in names if importlib.util.find_spec(name) is None]
+    if missing:
+        raise NotPossibleHereError(
+            f"{' and '.join(missing)} not installed. Install with: pip install 'perfladder[all]'; or {otherwise}."
+        )

@@ -91,7 +91,7 @@ def sums_now(paths: Sequence[str], sums: Checksums) -> dict[str, str]:
 
 
 def weight_files(workload: Workload, base_dir: Path) -> list[str]:
-    """Local files that the workload names as arguments of its factory, its model or its archive; of a folder, those in it.
+    """Local files that the workload names: arguments of its factory, its model, its archive; of a folder, those in it.
 
     A folder is searched for weights and what lies beside them (configurations, vocabularies). One that holds very many
     files is no model, and is left out.

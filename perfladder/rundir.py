@@ -38,6 +38,8 @@ M = TypeVar("M", bound=BaseModel)
 
 _MIN_FREE_BYTES = 256 << 20
 KEY_FILE = "key.json"
+SETTINGS_FILE = "settings.json"
+"""In a tuning run: what it was asked for, besides the workload."""
 TUNINGS = "tunings"
 """Folder of tuning runs in a runs folder, where nothing takes them for profiles."""
 
@@ -95,9 +97,7 @@ class RunDirectory:
         self._release: weakref.finalize[..., RunDirectory] | None = None
 
     @classmethod
-    def create(
-        cls, root: Path, workload: Workload, *, source: str, base_dir: Path, kind: RunKind = "profile"
-    ) -> Self:
+    def create(cls, root: Path, workload: Workload, *, source: str, base_dir: Path, kind: RunKind = "profile") -> Self:
         """Make a new run's folder below `root`, and find out now whether it can be written.
 
         Raises:

@@ -12,13 +12,12 @@ from perfladder.capturing.api import capture_request, capture_workload
 from perfladder.capturing.store import MANIFEST
 from perfladder.comparing.interleave import Version, compare_interleaved
 from perfladder.comparing.views import write_comparison
-from perfladder.errors import InputError, PerfladderError, RungError
+from perfladder.content_key import ContentKey
+from perfladder.errors import InputError, RungError
 from perfladder.files import sha256_of, write_atomically
 from perfladder.ladder import Climb, load_results, rung_named
 from perfladder.measure_alone import measure_alone
 from perfladder.rundir import KEY_FILE, RunDirectory, read_model
-from perfladder.content_key import ContentKey
-from perfladder.rungs.base import RungResult
 from perfladder.rungs.capture import CaptureResult
 from perfladder.rungs.stages import StagesResult
 from perfladder.tuning import replay_tuned, tune_workload
@@ -196,9 +195,7 @@ def _replay_module(proof: Proof, folder: Path, number: int, path: str) -> Module
         log_path=folder / "replay.log",
         on_progress=proof.on_progress,
     )
-    return ModuleReplay(
-        module=path, capture=proof.run.relative(capture), is_from_profile=is_from_profile, replay=found
-    )
+    return ModuleReplay(module=path, capture=proof.run.relative(capture), is_from_profile=is_from_profile, replay=found)
 
 
 def _capture_of(proof: Proof, number: int, path: str) -> tuple[Path | None, bool, str | None]:

@@ -22,15 +22,15 @@ from pydantic import JsonValue
 
 from perfladder import __version__
 from perfladder.checksums import Checksums
+from perfladder.comparing.runs import LAUNCHES
 from perfladder.content_key import SourcesRequest, list_sources
 from perfladder.errors import InputError, NotPossibleHereError, PerfladderError, RungError
 from perfladder.files import cache_folder, write_atomically
-from perfladder.comparing.runs import LAUNCHES
 from perfladder.find_runs import find_run
 from perfladder.ladder import exit_code_of, rung_named
 from perfladder.progress import Progress
 from perfladder.resume import Keys
-from perfladder.rundir import TUNINGS, RunDirectory
+from perfladder.rundir import SETTINGS_FILE, TUNINGS, RunDirectory
 from perfladder.rungs.base import RungResult
 from perfladder.session import Session
 from perfladder.stats import MIN_PAIRS
@@ -116,13 +116,13 @@ class Proof:
         self._environment = dict(os.environ)
         root = runs_dir / TUNINGS
         if resume is None:
-            self.run = RunDirectory.create(
-                root, file.workload, source=source, base_dir=file.base_dir, kind="tuning"
-            )
+            self.run = RunDirectory.create(root, file.workload, source=source, base_dir=file.base_dir, kind="tuning")
         else:
             found = find_run(resume, root, workload_name=file.workload.name)
             self.run = RunDirectory.resume(found, file.workload, kind="tuning")
             tell(f"going on with tuning run {self.run.record.run_id}")
+        with self.run.writing():
+            write_atomically(self.run.path / SETTINGS_FILE, settings.model_dump_json(indent=1))
 
     def __enter__(self) -> Self:
         return self
