@@ -12,7 +12,6 @@ from perfladder.rungs.base import RungResult
 from perfladder.stats import Interval
 from perfladder.target import LoadedInfo
 from perfladder.tasks.metrics import Pairs, finite, metric_that_matters
-from perfladder.tasks.names import slug
 from perfladder.tasks.store import Target
 from perfladder.tasks.tracking import MAX_TAG_CHARS, files_of, log_metrics, log_values, runs_of, upload_files
 from perfladder.tasks.uploads import kept_archive
@@ -90,7 +89,7 @@ def outcome_tags(run: RunDirectory) -> dict[str, str]:
         outcome = read_model(path, ProofOutcome)
         tags |= {"perfladder.verdict": outcome.verdict, "perfladder.reason": outcome.reason}
         tags |= {"perfladder.archive_sha256": outcome.archive_sha256}
-        tags |= {f"perfladder.tuned.{slug(path) or 'target'}": what for path, what in outcome.modules.items()}
+        tags |= {f"perfladder.tuned.{path or 'target'}": what for path, what in outcome.modules.items()}
     for step, folder in run.record.profile_runs.items():
         tags[f"perfladder.{_SIDES[step]}_run_dir"] = folder
         record = _record_of(Path(folder))

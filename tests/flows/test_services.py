@@ -265,6 +265,8 @@ def test_a_run_finds_the_real_servers_and_what_mlflow_missed_is_uploaded_later(
         assert row["status"] == expected
     record = RunDirectory.open(run.path).record
     assert (record.mlflow_error, record.mlflow_run_id) == (None, row["mlflow_run_id"])
+    assert (record.mlflow_run_url or "").startswith(f"{mlflow.url}/#/experiments/")
+    assert (record.prefect_flow_run_url or "") == f"{prefect.url}/flow-runs/flow-run/{record.prefect_flow_run_id}"
 
     services.down(folder)
     assert not any(is_alive(pid) for tree in trees for pid in tree)
