@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from perfladder.errors import NotPossibleHereError
+from perfladder.files import cache_folder
 from perfladder.flows.config import ProfilePipelineConfig, TunePipelineConfig
 from perfladder.ladder import Climb
 from perfladder.progress import Progress
@@ -81,6 +82,7 @@ def begin_tuning(
         tell=tell,
         on_progress=on_progress,
         resume=config.resume,
+        cache=cache_folder(os.environ),
     )
     with _recorded(proof.run, store), proof:
         yield BegunTuning(proof, store)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -165,6 +166,7 @@ def _settings(request: TuneRequest, until: str | None, launches: int | None) -> 
 
 def _prove(asked: _Asked, plain: bool, tell: Tell, on_progress: OnProgress) -> ProofOutcome:
     if plain:
+        from perfladder.files import cache_folder
         from perfladder.tuning.prove import Proof, prove
 
         proof = Proof(
@@ -175,6 +177,7 @@ def _prove(asked: _Asked, plain: bool, tell: Tell, on_progress: OnProgress) -> P
             tell=tell,
             on_progress=on_progress,
             resume=asked.resume,
+            cache=cache_folder(os.environ),
         )
         return prove(proof)
     require_installed("prefect", "mlflow", otherwise="add --plain to prove without")

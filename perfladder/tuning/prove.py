@@ -25,7 +25,7 @@ from perfladder.checksums import Checksums
 from perfladder.comparing.runs import LAUNCHES
 from perfladder.content_key import SourcesRequest, list_sources
 from perfladder.errors import InputError, NotPossibleHereError, PerfladderError, RungError
-from perfladder.files import cache_folder, write_atomically
+from perfladder.files import write_atomically
 from perfladder.find_runs import find_run
 from perfladder.ladder import exit_code_of, rung_named
 from perfladder.progress import Progress
@@ -86,6 +86,7 @@ class Proof:
         on_progress: Receives how far a step is.
         taking: Takes devices, by the names of their locks, where others share them beyond this machine.
         resume: An unfinished tuning run to go on with: a folder, an id, or `latest` of this workload.
+        cache: Where the sums of large files are kept from run to run; None keeps none.
 
     Raises:
         InputError: A setting makes no sense, or the run to go on with is finished, in use, or not there.
@@ -103,6 +104,7 @@ class Proof:
         on_progress: Callable[[Progress], None] = lambda _: None,
         taking: Taking = lambda _: contextlib.nullcontext(),
         resume: str | None = None,
+        cache: Path | None = None,
     ) -> None:
         _check(file, settings)
         self.file, self.settings, self.runs_dir = file, settings, runs_dir
@@ -113,7 +115,7 @@ class Proof:
         self._kept: dict[str, RungResult] = {}
         self._keys: Keys | None = None
         self._is_resumed = resume is not None
-        self._environment = dict(os.environ)
+        self._sums = Checksums(cache)
         root = runs_dir / TUNINGS
         if resume is None:
             self.run = RunDirectory.create(root, file.workload, source=source, base_dir=file.base_dir, kind="tuning")
@@ -312,8 +314,8 @@ class Proof:
         self.info = info
         with self.run.writing():
             write_atomically(self.run.path / "environment.json", info.model_dump_json(indent=1))
-        sums = Checksums(cache_folder(self._environment))
-        self._keys = Keys(self.run, self.file, info.environment, sums, self.tell, _settings_of_steps(self.settings))
+        settings = _settings_of_steps(self.settings)
+        self._keys = Keys(self.run, self.file, info.environment, self._sums, self.tell, settings)
         self._keys.add_sources(files)
 
     def _take_over(self) -> None:
