@@ -75,6 +75,8 @@ def _tell_interrupted(exit_code: int, as_json: bool) -> None:
     told = {"demo": " What was finished is in its folder: perfladder report latest"}
     told["run"] = f"{told['demo']}. To go on with it, give the same command once more, with --resume latest."
     told["tune"] = " Candidates that were finished are not tried again: give the same command once more."
+    if "--prove" in sys.argv:
+        told["tune"] = " What was finished is kept. To go on, give the same command once more, with --resume latest."
     message = "Interrupted." + told.get("".join(sys.argv[1:2]), "")
     if as_json:
         _print_error("Interrupted", message, exit_code)

@@ -50,7 +50,9 @@ class Files(NamedTuple):
 def log_begin(target: Target, run: RunDirectory, *, max_artifact_bytes: int) -> str:
     """Make the parent run, with the workload as params and the environment as tags; returns its id."""
     record = run.record
-    parent_id = runs_of(target, record).get(None) or _create(target, record, {}, record.run_id, _ms(record.started_at))
+    parent_id = runs_of(target, record).get(None) or _create(
+        target, record, {}, record.run_id, ms_of(record.started_at)
+    )
     params, tags = flatten(json.loads(_workload_json(run))) | _settings(run), _parent_tags(run)
     if record.resumed_at:
         if record.ended_at is None:
@@ -74,7 +76,7 @@ def log_rung(target: Target, run: RunDirectory, name: str, *, max_artifact_bytes
     entry = next(entry for entry in run.record.rungs if entry.name == name)
     rung = rung_named(name)
     result = read_model(run.path / entry.folder / f"{name}.json", rung.result_type)
-    start_ms = _ms(result.started_at or run.record.started_at)
+    start_ms = ms_of(result.started_at or run.record.started_at)
     runs = runs_of(target, run.record)
     tags = {RUNG_TAG: name, "mlflow.parentRunId": str(runs[None])}
     if name in runs and target.client.get_run(runs[name]).info.start_time != start_ms:
@@ -113,10 +115,10 @@ def log_end(target: Target, run: RunDirectory, *, max_artifact_bytes: int) -> li
     """Complete the parent run: the metric that matters, how it ended, report and records."""
     record = run.record
     parent_id = str(runs_of(target, record)[None])
-    start_ms = _ms(record.started_at)
+    start_ms = ms_of(record.started_at)
     metrics = _headline(run)
     if record.ended_at is not None:
-        metrics["wall_s"] = (_ms(record.ended_at) - start_ms) / 1000
+        metrics["wall_s"] = (ms_of(record.ended_at) - start_ms) / 1000
     log_metrics(target.client, parent_id, metrics, start_ms)
     own = (path for path in run.path.iterdir() if path.suffix != ".log" and path.name not in NOT_PART_OF_IT)
     files = files_of(run.path, own, max_artifact_bytes)
@@ -127,7 +129,7 @@ def log_end(target: Target, run: RunDirectory, *, max_artifact_bytes: int) -> li
         tags |= outcome_tags(run)
     log_values(target.client, parent_id, {}, tags)
     if record.ended_at is not None:
-        _end(target, parent_id, _STATUS[record.status], _ms(record.ended_at))
+        _end(target, parent_id, _STATUS[record.status], ms_of(record.ended_at))
     return upload_files(target.client, parent_id, files)
 
 
@@ -391,5 +393,6 @@ def _folder(path: Path, root: Path) -> str | None:
     return None if parent == "." else parent
 
 
-def _ms(moment: str) -> int:
+def ms_of(moment: str) -> int:
+    """Milliseconds since the epoch, as MLflow counts time."""
     return int(datetime.fromisoformat(moment).timestamp() * 1000)

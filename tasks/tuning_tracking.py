@@ -13,7 +13,7 @@ from perfladder.stats import Interval
 from perfladder.target import LoadedInfo
 from perfladder.tasks.metrics import Pairs, finite, metric_that_matters
 from perfladder.tasks.store import Target
-from perfladder.tasks.tracking import MAX_TAG_CHARS, files_of, log_metrics, log_values, runs_of, upload_files
+from perfladder.tasks.tracking import MAX_TAG_CHARS, files_of, log_metrics, log_values, ms_of, runs_of, upload_files
 from perfladder.tasks.uploads import kept_archive
 from perfladder.tuning.proof_model import (
     OUTCOME_FILE,
@@ -41,8 +41,10 @@ def log_step(target: Target, run: RunDirectory, name: str, *, max_artifact_bytes
     step = next(step for step in STEPS if step.name == name)
     result = read_model(run.path / entry.folder / f"{name}.json", step.result_type)
     run_id = str(runs_of(target, run.record)[None])
-    start_ms = target.client.get_run(run_id).info.start_time
-    renamed = log_metrics(target.client, run_id, step_metrics(result), start_ms)
+    # Of a step that was done twice, as after a kill, the numbers of the second time are the latest ones.
+    renamed = log_metrics(
+        target.client, run_id, step_metrics(result), ms_of(result.started_at or run.record.started_at)
+    )
     log_values(target.client, run_id, {}, {f"perfladder.step.{name}": result.status})
     if renamed:
         target.client.log_dict(run_id, renamed, f"{entry.folder}/metric_names.json")

@@ -3,18 +3,25 @@
 import os
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from perfladder.errors import InputError
 from perfladder.flows.config import TunePipelineConfig
 from perfladder.flows.prefect_server import PrefectServer
 from perfladder.rundir import RunDirectory
+from perfladder.tasks.find import find_in_mlflow
 from perfladder.tasks.store import TrackingStore
 from perfladder.tasks.uploads import sync_runs, upload_run
 from perfladder.tuning.tune_request import BackendChoice, GateChoice, TuneRequest
+
+# All of it is one fixture: about fifteen processes that import torch, one after the other.
+pytestmark = pytest.mark.timeout(700)
 
 BeginFlow = Callable[..., Any]
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -46,7 +53,7 @@ def proven(begin_flow: BeginFlow, folder: Path) -> dict[str, Any]:
     workload |= {"device": "cpu", "warmup_runs": 1, "measured_runs": 3}
     backend = {"name": "proof_quick", "options": {"hold": str(hold)}}
     tune = {"modules": ["net"], "backends": [backend], "pairs": 10, "cache_dir": str(folder / "cache")}
-    config = {"base_dir": str(SUPPORT), "runs_dir": str(folder / "runs"), "until": "capture", "tune": tune}
+    config = {"base_dir": str(SUPPORT), "runs_dir": str(folder / "runs"), "until": "stages", "tune": tune}
     config |= {"pairs": 5, "launches": 3}
     hold.touch()
     killed = begin_flow(workload, hooks={"tune": True}, tracking_uri=free_address(), **config)
@@ -56,7 +63,7 @@ def proven(begin_flow: BeginFlow, folder: Path) -> dict[str, Any]:
     (run_dir,) = (folder / "runs" / "tunings" / "proof").iterdir()
     before = RunDirectory.open(run_dir).record
     flow = begin_flow(workload, hooks={"tune": True}, resume="latest", **config)
-    return {**flow.answer(), "before": before, "log": flow.log.read_text(), "killed_log": killed.log.read_text()}
+    return {**flow.answer(500), "before": before, "log": flow.log.read_text(), "killed_log": killed.log.read_text()}
 
 
 @pytest.fixture(scope="module")
@@ -125,14 +132,13 @@ def test_mlflow_has_the_tuning_its_profiles_and_a_model_version(
     assert version.source.endswith("/2-tune")
     fetched = Path(client.download_artifacts(found.info.run_id, proven["archive"], str(tmp_path)))
     assert fetched.read_bytes() == (run.path / proven["archive"]).read_bytes()
+    with pytest.raises(InputError, match="is of a tuning"):
+        find_in_mlflow(f"mlflow:{found.info.run_id}", run.record.mlflow_tracking_uri, {}, tmp_path)
 
 
 @pytest.mark.slow
-def test_prefect_has_a_task_a_step_and_its_artifacts(run: RunDirectory, prefect_client: Any) -> None:
-    from prefect import flow
+def test_prefect_has_a_task_a_step_and_its_artifacts(run: RunDirectory, prefect_client: Any, tmp_path: Path) -> None:
     from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
-
-    from perfladder.tasks.artifacts import link_to_mlflow
 
     flow_run = prefect_client.read_flow_run(run.record.prefect_flow_run_id)
     assert (flow_run.name, flow_run.state_name) == (f"proof-{run.record.run_id}", "Completed")
@@ -145,7 +151,10 @@ def test_prefect_has_a_task_a_step_and_its_artifacts(run: RunDirectory, prefect_
     assert set(states.values()) == {"Completed", "TakenOver"}
     assert {"profile-run-to-mlflow", "profile-tuned-run-to-mlflow", "register", "publish"} <= set(states)
     # A SQLite store has no pages, so that this run has no link.
-    flow(name="link")(link_to_mlflow)(PAGE, "proof")
+    code = f"flow(name='link')(link_to_mlflow)({PAGE!r}, 'proof')"
+    imports = "from prefect import flow; from perfladder.tasks.artifacts import link_to_mlflow"
+    variables = {**os.environ, "PREFECT_API_URL": str(prefect_client.api_url), "PREFECT_HOME": str(tmp_path)}
+    subprocess.run([sys.executable, "-P", "-c", f"{imports}; {code}"], env=variables, check=True, timeout=100)
     found = [(artifact.key, str(artifact.data)) for artifact in prefect_client.read_artifacts()]
     assert [key for key, text in found if "# Tuning of `proof` on cpu: kept" in text] == ["tuning-proof"]
     assert [key for key, text in found if '"profile-tuned"' in text] == ["tuning-steps-proof"]
