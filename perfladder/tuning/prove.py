@@ -185,8 +185,8 @@ class Proof:
         verdict, reason = self._verdict()
         failed = any(result.status == "failed" for result in self.results.values())
         outcome = self._outcome(verdict, reason, RungError.exit_code if failed else 0)
-        self.run.update(status="done", ended_at=_now(), exit_code=outcome.exit_code, error=None)
         self._write(outcome)
+        self.run.update(status="done", ended_at=_now(), exit_code=outcome.exit_code, error=None)
         self.tell(f"{verdict}: {reason}")
         return outcome
 

@@ -258,7 +258,7 @@ def test_a_run_finds_the_real_servers_and_what_mlflow_missed_is_uploaded_later(
     assert (run.path / "report.md").is_file()
     assert {path.name for path in runs.iterdir()} == {"toy"}
 
-    command = [sys.executable, "-m", "perfladder.cli", "sync", "--json", "--out", str(runs)]
+    command = [sys.executable, "-P", "-m", "perfladder.cli", "sync", "--json", "--out", str(runs)]
     for expected in ("uploaded", "there_already"):
         done = subprocess.run(command, env=os.environ | variables, stdout=-1, check=True, timeout=100)
         (row,) = json.loads(done.stdout)["runs"]
