@@ -20,6 +20,7 @@ from perfladder.cli_run import add_run_verbs
 from perfladder.cli_servers import add_server_verbs
 from perfladder.cli_show import add_show_verbs
 from perfladder.cli_sweep import add_sweep_verb
+from perfladder.cli_tune import add_tune_verb
 from perfladder.errors import InputError, NotPossibleHereError
 from perfladder.progress_display import show_bar, show_lines
 
@@ -71,6 +72,8 @@ def _tell_interrupted(exit_code: int, as_json: bool) -> None:
     told = {"demo": " What was finished is in its folder: perfladder report latest"}
     told["run"] = f"{told['demo']}. To go on with it, give the same command once more, with --resume latest."
     told["tune"] = " Candidates that were finished are not tried again: give the same command once more."
+    if "--prove" in sys.argv:
+        told["tune"] = " What was finished is kept. To go on, give the same command once more, with --resume latest."
     message = "Interrupted." + told.get("".join(sys.argv[1:2]), "")
     if as_json:
         _print_error("Interrupted", message, exit_code)
@@ -373,78 +376,11 @@ def inspect(
     _show(result, as_json, render_inspection)
 
 
-@app.command()
-def tune(
-    workload: Annotated[str, typer.Argument(help="A workload file (YAML), or the name of a built-in.")],
-    as_json: Json = False,
-    modules: Annotated[
-        list[str] | None, typer.Option("--module", help="Module to tune, as in unet (repeatable); else by --min-share.")
-    ] = None,
-    min_share: Annotated[float, typer.Option("--min-share", help="Least part of the time of a module.")] = 0.05,
-    limit: Annotated[int | None, typer.Option("--limit", help="At most so many modules, the slowest first.")] = None,
-    strategy: Annotated[
-        str,
-        typer.Option("--strategy", help="first-wins, max-throughput, min-latency, latency-budget or one-backend."),
-    ] = "first-wins",
-    latency_budget_ms: Annotated[
-        float | None, typer.Option("--latency-budget-ms", help="Of a module's call, for latency-budget.")
-    ] = None,
-    backends: Annotated[
-        list[str] | None,
-        typer.Option("--backend", help="NAME or NAME:key=value,key=value; several are tried in order."),
-    ] = None,
-    quality: Annotated[
-        str | None, typer.Option("--quality", help="Gate on the whole output: cosine>=0.99, psnr>=30, ssim>=0.95.")
-    ] = None,
-    keep: Annotated[
-        str, typer.Option("--keep", help="faster; a least speedup such as 1.05; or right: whatever is correct.")
-    ] = "faster",
-    pairs: Annotated[int, typer.Option("--pairs", help="Runs of the whole, tuned and plain in turns.")] = 20,
-    save: Annotated[Path | None, typer.Option("--save", help="Archive for what is kept.")] = None,
-    no_isolation: Annotated[
-        bool, typer.Option("--no-isolation", help="First builds in the workload's own process: a crash ends it all.")
-    ] = False,
-    cache_dir: Annotated[Path | None, typer.Option("--cache-dir", help="Folder for builds and what was found.")] = None,
-    clear_cache: Annotated[bool, typer.Option("--clear-cache", help="Forget what earlier tunings found.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Tell what would be tried, and build nothing.")] = False,
-    fail_if_not_faster: Annotated[
-        bool, typer.Option("--fail-if-not-faster", help="Exit with 1 if nothing is kept.")
-    ] = False,
-    changes: Set = None,
-) -> None:
-    """Choose a faster backend for each module that is worth it, and prove the gain on the whole workload."""
-    with _errors(as_json), show_bar(is_silent=as_json) as (tell, on_progress):
-        from perfladder.measure_alone import measure_alone
-        from perfladder.report import render_tuning
-        from perfladder.tuning.tune_request import tune_request
-        from perfladder.tuning.tune_workload import measure
-
-        request = tune_request(
-            modules=modules or None,
-            min_share=min_share,
-            limit=limit,
-            strategy=strategy,
-            latency_budget_ms=latency_budget_ms,
-            backends=backends or [],
-            quality=quality,
-            keep=keep,
-            pairs=pairs,
-            save=save,
-            isolate_builds=not no_isolation,
-            cache_dir=cache_dir,
-            clear_cache=clear_cache,
-            dry_run=dry_run,
-        )
-        file = load_file(workload, changes)
-        result = measure_alone(file, measure, request, tell=tell, what="tuning", on_progress=on_progress)
-    _show(result, as_json, render_tuning)
-    raise typer.Exit(1 if fail_if_not_faster and result.status == "rejected" else 0)
-
-
 add_run_verbs(app)
 add_server_verbs(app)
 add_show_verbs(app)
 add_sweep_verb(app)
+add_tune_verb(app)
 
 
 @app.command()

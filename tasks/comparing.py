@@ -12,13 +12,14 @@ from typing import Any
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
+from prefect.runtime import flow_run
 from prefect.states import Completed, Failed
 
 from perfladder.comparing.model import Change, RunComparison, Where
 from perfladder.comparing.runs import compare_read
 from perfladder.comparing.sides import MeasuredSide, read_side
 from perfladder.comparing.views import render_comparison, write_comparison
-from perfladder.tasks.artifacts import key_of
+from perfladder.tasks.artifacts import key_of, link_to_mlflow, page_of_flow_run
 from perfladder.tasks.find import find_anywhere
 from perfladder.tasks.steps import skill_task
 from perfladder.tasks.store import StoreError, TrackingStore
@@ -100,15 +101,16 @@ def log_comparison(store: TrackingStore, comparison: RunComparison, folder: Path
 
 @skill_task(_STEP, name="comparison-to-mlflow", task_run_name="comparison-to-mlflow", **_UPLOADING)
 def log_comparison_task(store: TrackingStore, comparison: RunComparison, folder: Path) -> State[None]:
-    """Make an MLflow run with the comparison's metrics, tags and files."""
-    from perfladder.tasks.tracking import log_folder
+    """Make an MLflow run with the comparison's metrics, tags and files; it and the flow run link to each other."""
+    from perfladder.tasks.tracking import log_folder, prefect_tags
 
     metrics = comparison_metrics(comparison)
-    tags = _tags(comparison)
+    tags = _tags(comparison) | prefect_tags(flow_run.get_id(), page_of_flow_run())
     try:
-        failures = store.ask(
+        run_id, failures = store.ask(
             lambda target: log_folder(target, f"compare-{comparison.workload}-{folder.name}", folder, metrics, tags)
         )
+        link_to_mlflow(store.page_of(run_id), comparison.workload)
     except StoreError as error:
         return Failed(message=str(error))
     return Failed(message="; ".join(failures)) if failures else Completed(message="Uploaded")

@@ -28,6 +28,11 @@ def metrics_of(result: RungResult) -> dict[str, float]:
     pairs = (
         [*_plain_numbers(result), *_more(result)] if result.status == "done" else [("duration_s", result.duration_s)]
     )
+    return finite(pairs)
+
+
+def finite(pairs: Pairs) -> dict[str, float]:
+    """Those that have a finite value."""
     return {name: float(value) for name, value in pairs if value is not None and math.isfinite(value)}
 
 

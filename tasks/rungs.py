@@ -12,7 +12,8 @@ from perfladder.ladder import Climb, Rung
 from perfladder.rundir import RunDirectory
 from perfladder.rungs.base import RungResult
 from perfladder.tasks.steps import rung_step, skill_task
-from perfladder.tasks.store import StoreError, TrackingStore
+from perfladder.tasks.store import Named, StoreError, TrackingStore
+from perfladder.tuning.prove import Step
 
 # A cached, retried or shared measurement is a wrong one. Tasks are called directly, never submitted: the children are
 # started from the main thread, and nothing runs beside a measurement.
@@ -44,8 +45,11 @@ def climb_rung_task(ladder: Climb, rung: Rung) -> State[RungResult]:
     return Completed(name=result.status.title().replace("_", ""), message=result.reason, data=result)
 
 
-def log_rung(store: TrackingStore, run: RunDirectory, rung: Rung) -> None:
-    """Upload a finished rung as a task; what fails is told and noted in the run's record, and costs no measurement."""
+def log_rung(store: TrackingStore, run: RunDirectory, rung: Rung | Step) -> None:
+    """Upload a finished rung, or step of a tuning, as a task.
+
+    What fails is told and noted in the run's record, and costs no measurement.
+    """
     _upload(store, run, f"{rung.number}-{rung.name}-to-mlflow", rung)
 
 
@@ -54,13 +58,13 @@ def log_end(store: TrackingStore, run: RunDirectory) -> None:
     _upload(store, run, "report-to-mlflow", None)
 
 
-def _upload(store: TrackingStore, run: RunDirectory, name: str, rung: Rung | None) -> None:
+def _upload(store: TrackingStore, run: RunDirectory, name: str, rung: Named | None) -> None:
     upload_task.with_options(name=name, task_run_name=name)(store, run, rung, return_state=True)
 
 
 @skill_task("3. Climb", **_UPLOADING, retry_condition_fn=lambda _task, _run, state: _is_worth_a_retry(state))
-def upload_task(store: TrackingStore, run: RunDirectory, rung: Rung | None) -> State[None]:
-    """Upload one rung, or the end of the run."""
+def upload_task(store: TrackingStore, run: RunDirectory, rung: Named | None) -> State[None]:
+    """Upload one rung or step, or the end of the run."""
     if store.problem is not None:
         return Completed(name="NotUploaded", message=store.problem)
     failures = store.log_rung(run, rung) if rung is not None else store.log_end(run)

@@ -33,8 +33,9 @@ from perfladder.sweep import Sweep
 from perfladder.trace.rows import Row
 from perfladder.trace.warnings import WarningCode
 from perfladder.tuning.config import TuningSettings
+from perfladder.tuning.proof_model import ProofOutcome, ProofSettings, StepSummary
 from perfladder.tuning.tune_request import StrategyName
-from perfladder.workload import Budget, CompileConfig, Media, Metric, Workload, parse_workload
+from perfladder.workload import Budget, CompileConfig, Media, Metric, TunedArchive, Workload, parse_workload
 
 ROOT = Path(__file__).parents[1]
 README, SKILL = ROOT / "README.md", ROOT / "SKILL.md"
@@ -76,7 +77,7 @@ def test_the_readmes_first_two_commands_install_and_run():
     ]
 
 
-@pytest.mark.parametrize("model", [Workload, Media, CompileConfig, Sweep, Budget])
+@pytest.mark.parametrize("model", [Workload, Media, CompileConfig, TunedArchive, Sweep, Budget])
 def test_every_workload_field_is_documented(model):
     documented = {row[0] for row in table_rows(ROOT / "docs" / "workload.md")}
     assert set(model.model_fields) <= documented
@@ -285,6 +286,8 @@ def test_every_result_field_is_in_the_run_directory_page():
     for rung in RUNGS:
         assert set(rung.result_type.model_fields) <= named, rung.name
     assert set(RunRecord.model_fields) <= named
+    for model in (ProofOutcome, StepSummary, ProofSettings):
+        assert set(model.model_fields) <= named, model
 
 
 def test_names_in_the_skill_exist():

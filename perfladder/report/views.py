@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
     from perfladder.kernels.export import ExportResult
+    from perfladder.rungs.base import RungResult
+    from perfladder.tuning.proof_model import ProofOutcome
 
 
 def render_markdown(report: Report) -> str:
@@ -78,6 +81,11 @@ def render_inspection(result: InspectResult) -> str:
 def render_tuning(result: TuneWorkloadResult) -> str:
     """What was tried for each module, what it does to the whole workload, and when that pays."""
     return _templates().get_template("tune.md.j2").render(result=result)
+
+
+def render_proof(outcome: ProofOutcome, steps: Mapping[str, RungResult]) -> str:
+    """Whether a tuning is kept, and what each step of its proof found."""
+    return _templates().get_template("proof.md.j2").render(outcome=outcome, steps=steps)
 
 
 def render_export(result: ExportResult) -> str:

@@ -3,7 +3,7 @@
 Prints one JSON line at the end: the outcome, or the error. Hooks: `on` = {text: file} makes the file when a progress
 line holds the text; `fill` = {text: file} fills the disk with it; `fake_server` = an executable that stands for the
 interpreter with Prefect, and `limit_s` how long it is waited for; `direct` calls the flow itself; `compare` runs the
-flow that compares runs.
+flow that compares runs, `tune` the one that tunes with proof.
 """
 
 import json
@@ -15,7 +15,7 @@ from typing import Any
 
 from perfladder.errors import PerfladderError
 from perfladder.flows import run
-from perfladder.flows.config import CompareRunsConfig, ProfilePipelineConfig
+from perfladder.flows.config import CompareRunsConfig, ProfilePipelineConfig, TunePipelineConfig
 from perfladder.flows.prefect_server import PrefectServer
 
 
@@ -40,6 +40,9 @@ def main(config: dict[str, Any], hooks: dict[str, Any]) -> dict[str, Any]:
             runs_dir, variables=variables, python=fake, limit_s=hooks["limit_s"]
         )
     try:
+        if hooks.get("tune"):
+            tuning = TunePipelineConfig.model_validate(config)
+            return run.run_tune_pipeline(tuning, tell, lambda now: tell(now.label)).model_dump(mode="json")
         if hooks.get("compare"):
             return run.run_compare_runs(CompareRunsConfig.model_validate(config)).model_dump(mode="json")
         parsed = ProfilePipelineConfig.model_validate(config)
