@@ -1,0 +1,49 @@
+"""Runs the blocks of one page in the current folder, in order: a JSON list of steps on stdin, the first failure ends it.
+
+All Python blocks of a page share one process and its names, as a reader's session does; commands are run by bash.
+"""
+
+from __future__ import annotations
+
+import json
+import linecache
+import subprocess
+import sys
+import time
+import traceback
+from pathlib import Path
+
+
+def run(step: dict[str, str], names: dict[str, object]) -> str | None:
+    """Do one step; what went wrong, or None."""
+    text = step["text"]
+    if step["kind"] == "file":
+        Path(step["name"]).write_text(text)
+    elif step["kind"] == "python":
+        linecache.cache[step["where"]] = (len(text), None, text.splitlines(keepends=True), step["where"])
+        try:
+            exec(compile(text, step["where"], "exec"), names)
+        except BaseException:
+            return traceback.format_exc()
+    else:
+        ended = subprocess.run(["bash", "-euo", "pipefail", "-c", text], stdin=subprocess.DEVNULL, check=False)
+        if ended.returncode != int(step["exits"]):
+            return f"$ {text}\nended with exit code {ended.returncode}, and not {step['exits']}"
+    return None
+
+
+def main() -> int:
+    """Run all steps; 1 where one failed."""
+    names = vars(sys.modules["__main__"])
+    for step in json.load(sys.stdin):
+        start = time.monotonic()
+        print(f"=== {step['where']} {step['kind']}", flush=True)
+        if problem := run(step, names):
+            print(f"{step['where']}: {problem}", file=sys.stderr, flush=True)
+            return 1
+        print(f"=== {time.monotonic() - start:.1f} s", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
