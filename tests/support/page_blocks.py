@@ -74,13 +74,19 @@ class Block:
         options = self.marks.get("runs with")
         if options is None:
             return self.commands
-        return [f"{shlex.join(arguments)} {options}" if (arguments := split(c)) else c for c in self.commands]
+        return [_with_options(command, options) for command in self.commands]
 
 
 def split(command: str) -> list[str]:
     """Arguments of a command of perfladder, its name among them; empty for other commands."""
     arguments = shlex.split(command, comments=True)
     return arguments if arguments and _PROGRAM.match(arguments[0]) else []
+
+
+def _with_options(command: str, options: str) -> str:
+    """A command of perfladder with more options just behind its verb: what follows a script's name is the script's."""
+    arguments = split(command)
+    return f"{shlex.join(arguments[:2])} {options} {shlex.join(arguments[2:])}" if arguments else command
 
 
 def blocks_of(path: Path, root: Path) -> list[Block]:
