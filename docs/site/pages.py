@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 _LINK = re.compile(r"(?<=\]\()([^)\s:#]+)(?=[)#])")
 _BLOCK = re.compile(r"^( *```.*?^ *```) *$", re.MULTILINE | re.DOTALL)
-_ROW = re.compile(r"^\| \[[^\]]*\]\(([^)]+)\)", re.MULTILINE)
+_ROW = re.compile(r"^\| \[([^\]]*)\]\(([^)]+)\)", re.MULTILINE)
 _RENAMED = {"README.md": "overview.md"}
 """A README at the top of the site would be its index, which that of docs/ is."""
 
@@ -33,7 +33,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     navigation: list[Any] = [{"Documentation": "README.md"}]
     for section in sections:
         heading, _, body = section.partition("\n")
-        navigation.append({heading: [_in_site("docs", link) for link in _ROW.findall(body)]})
+        navigation.append({heading: [{title: _in_site("docs", link)} for title, link in _ROW.findall(body)]})
     config.nav = navigation
     return config
 
