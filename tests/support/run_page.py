@@ -1,4 +1,4 @@
-"""Runs the blocks of one page in the current folder, in order: a JSON list of steps on stdin, the first failure ends it.
+"""Runs the blocks of one page in the current folder, in order: JSON steps on stdin, and the first failure ends it.
 
 All Python blocks of a page share one process and its names, as a reader's session does; commands are run by bash.
 """
