@@ -28,12 +28,20 @@ _RENAMED = {"README.md": "overview.md"}
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Take the navigation from the index page: a section for each heading, with the first link of each row."""
+    """Take the navigation from the index page: a section for each heading, with the first link of each row.
+
+    Pages in a folder of docs/ that the index does not list one by one make a section of their own.
+    """
     _, *sections = re.split(r"^## ", (ROOT / "docs" / "README.md").read_text(), flags=re.MULTILINE)
     navigation: list[Any] = [{"Documentation": "README.md"}]
     for section in sections:
         heading, _, body = section.partition("\n")
         navigation.append({heading: [{title: _in_site("docs", link)} for title, link in _ROW.findall(body)]})
+    listed = (ROOT / "docs" / "README.md").read_text()
+    for folder in sorted(path for path in (ROOT / "docs").iterdir() if path.is_dir()):
+        pages = [page.relative_to(ROOT / "docs").as_posix() for page in sorted(folder.rglob("*.md"))]
+        if others := [page for page in pages if f"]({page})" not in listed]:
+            navigation.append({folder.name.capitalize(): others})
     config.nav = navigation
     return config
 
@@ -62,6 +70,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
     def moved(link: re.Match[str]) -> str:
         target = (source.parent / link[1]).resolve()
+        if target.is_dir():
+            target /= "README.md"
         return posixpath.relpath(_site_path(target), folder) if target.is_file() else link[0]
 
     parts = _BLOCK.split(markdown)

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 import linecache
+import resource
 import subprocess
 import sys
 import time
 import traceback
+import types
 from pathlib import Path
 
 
@@ -32,16 +34,23 @@ def run(step: dict[str, str], names: dict[str, object]) -> str | None:
     return None
 
 
+def cpu_s() -> float:
+    """Processor time of this process and of those that have ended below it."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
 def main() -> int:
     """Run all steps; 1 where one failed."""
-    names = vars(sys.modules["__main__"])
+    # The page is the main module, as a script is: what it defines is found there, and hides nothing of this one.
+    page = sys.modules["__main__"] = types.ModuleType("__main__")
     for step in json.load(sys.stdin):
-        start = time.monotonic()
+        start, start_cpu_s = time.monotonic(), cpu_s()
         print(f"=== {step['where']} {step['kind']}", flush=True)
-        if problem := run(step, names):
+        if problem := run(step, vars(page)):
             print(f"{step['where']}: {problem}", file=sys.stderr, flush=True)
             return 1
-        print(f"=== {time.monotonic() - start:.1f} s", flush=True)
+        print(f"=== {time.monotonic() - start:.1f} s, {cpu_s() - start_cpu_s:.1f} s of them at work", flush=True)
     return 0
 
 
