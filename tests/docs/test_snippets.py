@@ -128,6 +128,7 @@ def test_most_blocks_are_run():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", RUN_PAGES)
 def test_the_blocks_of_a_page_run_in_order(page, tmp_path):
     steps = [step for block in BLOCKS if block.page == page for step in steps_of(block)]

@@ -7,7 +7,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-LANGUAGES = ("python", "console", "sh", "bash", "yaml", "json", "ini", "toml", "text")
+LANGUAGES = ("python", "console", "sh", "bash", "yaml", "json", "ini", "toml", "dockerfile", "diff", "text")
 SHELLS = ("console", "sh", "bash")
 REASONS = (
     "changes the machine",
@@ -23,7 +23,7 @@ REASONS = (
 
 _FENCE = re.compile(r"^( *)```(\S*) *\n(.*?)^\1``` *$", re.MULTILINE | re.DOTALL)
 _MARK = re.compile(r"<!-- *(not run|runs with|exits): *(.*?) *-->")
-_FILE = re.compile(r"`([\w.-]+\.\w+)`[^`\n]*:\n*$")
+_FILE = re.compile(r"`([\w.-]+\.(?:py|yaml|json|toml|ini|txt|sh))`[^`\n]*:\n*$")
 _PROGRAM = re.compile(r"^(?:\.venv/bin/)?perfladder$")
 _CODE = re.compile(r"(?<!`)`(perfladder [^`\n]+)`(?!`)")
 
