@@ -23,7 +23,9 @@ REASONS = (
 
 _FENCE = re.compile(r"^( *)```(\S*) *\n(.*?)^\1``` *$", re.MULTILINE | re.DOTALL)
 _MARK = re.compile(r"<!-- *(not run|runs with|exits): *(.*?) *-->")
-_FILE = re.compile(r"`([\w.-]+\.(?:py|yaml|json|toml|ini|txt|sh))`[^`\n]*:\n*$")
+_NAME = r"`([\w.-]+\.(?:py|yaml|json|toml|ini|txt|sh))`"
+_FILE = re.compile(rf"(?:{_NAME}|(?:^|\. ){_NAME},[^`\n]*):\n*$", re.MULTILINE)
+"""A file's name and a colon; or a sentence that begins with it, as "`my_pipe.yaml`, beside it:"."""
 _PROGRAM = re.compile(r"^(?:\.venv/bin/)?perfladder$")
 _CODE = re.compile(r"(?<!`)`(perfladder [^`\n]+)`(?!`)")
 
@@ -110,7 +112,7 @@ def blocks_of(path: Path, root: Path) -> list[Block]:
                 line=text.count("\n", 0, match.start()) + 1,
                 language=match[2],
                 text="\n".join(line.removeprefix(match[1]) for line in lines) + "\n",
-                file=file[1] if file and match[2] not in SHELLS else None,
+                file=file[1] or file[2] if file and match[2] not in SHELLS else None,
                 marks=marks,
             )
         )
