@@ -116,7 +116,7 @@ def run_sweep(config: SweepConfig, tell: Callable[[str], None] = lambda _: None)
     ):
         from perfladder.flows.sweep import sweep_telling
 
-        with _prefect_at(server.wait(), is_local=not isinstance(server, UsersServer)):
+        with _prefect_at(server.wait(), server):
             return sweep_telling(config, tell)
 
 
