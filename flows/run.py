@@ -15,6 +15,9 @@ from perfladder.flows.begin import begin
 from perfladder.flows.config import CompareRunsConfig, ProfilePipelineConfig
 from perfladder.flows.prefect_server import AnyServer, UsersServer, find_server
 from perfladder.ladder import ClimbOutcome
+from perfladder.nightly.config import NightlyConfig
+from perfladder.nightly.outcome import NightlyOutcome
+from perfladder.nightly.watch import require_own_names, workload_files
 from perfladder.rungs.cost import Ask
 from perfladder.tasks.variables import variables_set
 
@@ -68,6 +71,25 @@ def run_compare_runs(config: CompareRunsConfig) -> RunComparison:
 
         with _prefect_at(server.wait(), is_local=not isinstance(server, UsersServer)):
             return compare_runs(config)
+
+
+def run_nightly(config: NightlyConfig, tell: Callable[[str], None] = lambda _: None) -> NightlyOutcome:
+    """Run one night now, with the Prefect server that the user's settings name, that is up, or that starts with it.
+
+    Raises:
+        PerfladderError: There is nothing to profile, a baseline is not found, or there is no server.
+    """
+    # What is wrong with the folder is told before a server is started for it.
+    require_own_names(workload_files(Path(config.workloads)))
+    with (
+        find_server(Path(config.runs_dir), os.environ) as server,
+        variables_set(_client_variables(server, os.environ)),
+    ):
+        from perfladder.flows.nightly import nightly_now
+
+        is_shared = isinstance(server, UsersServer)
+        with _prefect_at(server.wait(), is_local=not is_shared):
+            return nightly_now(config, tell, is_shared=is_shared)
 
 
 def _client_variables(server: AnyServer, variables: Mapping[str, str]) -> dict[str, str]:

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from perfladder.cli_nightly import add_nightly_verb
 from perfladder.cli_parts import DEFAULT_OUT as _DEFAULT_OUT
 from perfladder.cli_parts import Json, Out, TrackingUri
 from perfladder.cli_parts import errors_shown as _errors
 from perfladder.cli_parts import print_error as _print_error
 from perfladder.cli_parts import print_markdown as _print_markdown
+from perfladder.cli_parts import require_installed as _require_installed
 from perfladder.cli_parts import show as _show
 from perfladder.cli_servers import add_server_verbs
 from perfladder.errors import InputError, NotPossibleHereError
@@ -529,6 +531,7 @@ def execute(
     raise typer.Exit(result.exit_code)
 
 
+add_nightly_verb(app)
 add_server_verbs(app)
 
 
@@ -631,16 +634,6 @@ def _find_runs(name: str, out: Path, tracking_uri: str | None) -> list[Path]:
     from perfladder.tasks.find import find_anywhere
 
     return find_anywhere(name, tracking_uri, os.environ, out)
-
-
-def _require_installed(*names: str, otherwise: str) -> None:
-    import importlib.util
-
-    missing = [name for name in names if importlib.util.find_spec(name) is None]
-    if missing:
-        raise NotPossibleHereError(
-            f"{' and '.join(missing)} not installed. Install with: pip install 'perfladder[all]'; or {otherwise}."
-        )
 
 
 def _parse_calls(text: str) -> str | list[int]:

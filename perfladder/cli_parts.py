@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from perfladder.errors import InputError, PerfladderError
+from perfladder.errors import InputError, NotPossibleHereError, PerfladderError
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -49,6 +49,21 @@ def errors_shown(as_json: bool) -> Iterator[None]:
             print_error("InputError", message, InputError.exit_code)
         print(f"error: {message}", file=sys.stderr)
         raise typer.Exit(InputError.exit_code) from None
+
+
+def require_installed(*names: str, otherwise: str) -> None:
+    """Refuse what needs packages that are not there.
+
+    Raises:
+        NotPossibleHereError: Names them, and what to do otherwise.
+    """
+    import importlib.util
+
+    missing = [name for name in names if importlib.util.find_spec(name) is None]
+    if missing:
+        raise NotPossibleHereError(
+            f"{' and '.join(missing)} not installed. Install with: pip install 'perfladder[all]'; or {otherwise}."
+        )
 
 
 def show(result: BaseModel, as_json: bool, render: Callable[[Any], str]) -> None:

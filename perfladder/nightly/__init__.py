@@ -1,1 +1,1 @@
-"""Nightly profiling: the history of a workload, its noise, the nights on which it changed, and a verdict on the last one."""
+"""Nightly profiling: the history of a workload, its noise, where it changed, and a verdict on the last night."""

@@ -15,7 +15,10 @@ class NightlyConfig(Model):
     workloads: str = Field(description="A folder of workload files (*.yaml, *.yml), or one such file.")
     runs_dir: str = Field(default="runs", description="Where run directories are made; the history is read there too.")
     launches: int = Field(
-        default=5, ge=1, le=100, description="Processes that each workload is timed in; `launches` of a file goes first."
+        default=5,
+        ge=1,
+        le=100,
+        description="Processes that each workload is timed in; `launches` of a file goes first.",
     )
     until: str = Field(default=LAST_RUNG, description="The last rung to climb; kernel families need `kernels`.")
     rules: Rules = Field(default=Rules(), description="When nights count as different.")

@@ -84,8 +84,8 @@ def fixed_levels(tonight: Night, baseline: Sequence[Night]) -> np.ndarray | None
         if found := differences_of(night, tonight):
             named = "; ".join(f"{d.field} is {d.baseline!r} there and {d.candidate!r} tonight" for d in found[:4])
             raise InputError(
-                f"--baseline: run {night.run_id} of {night.workload} cannot be compared with tonight's: {named}. Name a "
-                "run of the same work on the same hardware."
+                f"--baseline: run {night.run_id} of {night.workload} cannot be compared with tonight's: {named}. Name "
+                "a run of the same work on the same hardware."
             )
     return np.array([math.log(night.value) for night in baseline]) if baseline else None
 

@@ -82,7 +82,9 @@ def judge_levels(
     own = int(np.count_nonzero(past.parts == past.parts[-1])) if count else 0
     is_first = count == 0 or past.parts[-1] == past.parts[0]
     least = rules.min_nights if is_first else _LEAST_AFTER_CHANGE
-    window = min(MAX_WINDOW, max(1, own - least + 1), _nights_after_slower(past)) if since is None else count - since + 1
+    window = (
+        min(MAX_WINDOW, max(1, own - least + 1), _nights_after_slower(past)) if since is None else count - since + 1
+    )
     good = _good_nights(past, count - window + 1, own)
     residuals = _residuals(past, count - window + 1, rules)
     if len(residuals) < rules.min_nights or (fixed is None and len(good) < least):

@@ -114,7 +114,9 @@ class NightVerdict(Model):
     second_value: float | None = Field(default=None, description="Of the second measurement.")
     baseline: float | None = None
     num_baseline_nights: int = 0
-    ratio: float | None = Field(default=None, description="Of the nights of the change to the baseline; tonight's else.")
+    ratio: float | None = Field(
+        default=None, description="Of the nights of the change to the baseline; tonight's else."
+    )
     interval: Interval | None = Field(default=None, description="Of the ratio, 95 %.")
     noise: float | None = Field(default=None, description="Relative; standard deviation of a night's level.")
     detectable: float | None = Field(

@@ -85,12 +85,12 @@ def accept(run_dir: Path) -> Night:
     """
     record = read_record(run_dir)
     if record.night.second_of is not None:
-        raise InputError(f"{run_dir} is a second measurement. Accept the run that it repeats: {record.night.second_of}.")
+        raise InputError(
+            f"{run_dir} is a second measurement. Accept the run that it repeats: {record.night.second_of}."
+        )
     night = record.night.model_copy(update={"is_accepted": True})
     with RunDirectory.open(run_dir).writing():
-        write_atomically(
-            run_dir / NIGHT_FILE, record.model_copy(update={"night": night}).model_dump_json(indent=1)
-        )
+        write_atomically(run_dir / NIGHT_FILE, record.model_copy(update={"night": night}).model_dump_json(indent=1))
     return night
 
 
@@ -126,7 +126,9 @@ def workloads_with_nights(runs_dir: Path) -> list[str]:
 
 def in_order(nights: Iterable[Night]) -> list[Night]:
     """Nights by time, each once."""
-    return sorted({night.run_id: night for night in nights}.values(), key=lambda night: (night.started_at, night.run_id))
+    return sorted(
+        {night.run_id: night for night in nights}.values(), key=lambda night: (night.started_at, night.run_id)
+    )
 
 
 def _stage_times(side: MeasuredSide) -> dict[str, float]:

@@ -15,7 +15,7 @@ import numpy as np
 MAX_WINDOW: Final = 5
 """Most nights that are looked at together. A change that five nights do not show is too small for the noise."""
 
-SUSPECT: Final = 0.0015
+SUSPECT: Final = 0.0008
 """Chance, for one window of a quiet history, that it looks slower. It decides how often a second measurement is taken,
 and together with the two below how often an alarm is false: docs/benchmarks.md has what they give."""
 
@@ -105,14 +105,18 @@ def level_of(levels: np.ndarray, residuals: np.ndarray, least_scale: float) -> L
         residuals: Of all nights that tell of noise, each from the level of its own stretch, in order.
         least_scale: What the scale cannot be below: noise seen within the nights.
     """
-    scale = max(robust_scale(residuals), least_scale)
+    count, scale = len(residuals), max(robust_scale(residuals), least_scale)
+    correlation = _correlation(residuals, scale)
+    # Of nights that resemble their neighbours fewer count, and their middle goes with them.
+    scale /= math.sqrt(1 - mean_variance(count, correlation)) if correlation else 1.0
+    independent = (1 - correlation**2) / (1 + correlation**2)
     return Level(
         level=typical(levels, scale),
         scale=scale,
         count=len(levels),
-        correlation=_correlation(residuals, scale),
+        correlation=correlation,
         # Qn is 0.82 times as efficient as the standard deviation; in short series it is off by more than that.
-        freedom=max(2, round(0.82 * (len(residuals) - 1) - 3)),
+        freedom=max(2, round(0.82 * independent * (count - 1) - 3)),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Final, Literal
 
 import numpy as np
@@ -83,6 +84,14 @@ class Trend(Model):
     noise: float = Field(description="Relative; standard deviation of a night's level around it.")
 
 
+class Trends(Model):
+    """The series of several workloads."""
+
+    schema_version: int = SCHEMA_VERSION
+    runs_dir: str
+    trends: list[Trend]
+
+
 def trend_data(nights: Sequence[Night], rules: Rules | None = None) -> Trend:
     """The series of one workload, with its changes marked.
 
@@ -117,7 +126,7 @@ def trend_data(nights: Sequence[Night], rules: Rules | None = None) -> Trend:
                 level=math.exp(typical(levels[start:end], LEAST_SCALE)),
                 num_nights=end - start,
             )
-            for start, end in zip(starts, starts[1:], strict=False)
+            for start, end in pairwise(starts)
             if end > start
         ],
         noise=math.expm1(series_scale(levels)),

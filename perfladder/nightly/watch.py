@@ -151,9 +151,7 @@ def _judged(
     return row.model_copy(update={"status": "judged", "verdict": verdict, "mlflow_run_id": mlflow_run_id})
 
 
-def _second(
-    row: WorkloadNight, file: WorkloadFile, tonight: Night, steps: Steps
-) -> tuple[Night | None, str | None]:
+def _second(row: WorkloadNight, file: WorkloadFile, tonight: Night, steps: Steps) -> tuple[Night | None, str | None]:
     """The second measurement, or why there is none; the first one stands all the same."""
     try:
         return _measured(steps.profile(file, row.source, FIRST_RUNG), tonight.run_id), None

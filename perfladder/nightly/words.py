@@ -23,16 +23,13 @@ def next_step(verdict: NightVerdict) -> str | None:
     """What to do; None where there is nothing to do."""
     if verdict.kind == "regression" and verdict.commits is not None:
         good, first = verdict.commits.last_good, verdict.commits.first_changed
+        accept = f"If the new level is right: perfladder nightly --accept {verdict.run_id}."
         if good and first and good != first:
             return (
-                f"Measure both commits in turns: perfladder compare WORKLOAD --interleave --baseline-commit {good[:12]} "
-                f"--candidate-commit {first[:12]}. If the new level is right, accept it: perfladder nightly --accept "
-                f"{verdict.run_id}."
+                f"Measure both in turns: perfladder compare WORKLOAD --interleave --baseline-commit {good[:12]} "
+                f"--candidate-commit {first[:12]}. {accept}"
             )
-        return (
-            "Look at what changed besides the code: versions, driver, clocks, data. If the new level is right, accept "
-            f"it: perfladder nightly --accept {verdict.run_id}."
-        )
+        return f"Look at what changed besides the code: versions, driver, clocks, data. {accept}"
     if verdict.kind == "suspected":
         return "Measure a second time." if verdict.second_value is None else "Wait for the next night."
     if verdict.kind == "undecided":
@@ -95,8 +92,12 @@ def _improvement(verdict: NightVerdict) -> str:
 
 def _suspected(verdict: NightVerdict) -> str:
     if verdict.second_value is None:
-        return f"{verdict.metric} is {_change(verdict)} {_nights(verdict)}. {_noise(verdict)} One measurement is no proof."
-    return f"{verdict.metric} is {_change(verdict)} {_nights(verdict)}, twice; more nights must show it before an alarm."
+        return (
+            f"{verdict.metric} is {_change(verdict)} {_nights(verdict)}. {_noise(verdict)} One measurement is no proof."
+        )
+    return (
+        f"{verdict.metric} is {_change(verdict)} {_nights(verdict)}, twice; more nights must show it before an alarm."
+    )
 
 
 def _undecided(verdict: NightVerdict) -> str:

@@ -1,6 +1,6 @@
 """How often the nightly verdict is right on series with known noise, and how long it takes.
 
-    python tests/benchmarks/bench_nightly.py                    # all of it; about an hour on one slow core
+    python tests/benchmarks/bench_nightly.py                    # all of it; about 20 minutes on one slow core
     python tests/benchmarks/bench_nightly.py --only speed       # 200 nights x 20 workloads
     python tests/benchmarks/bench_nightly.py --only step --trials 1000
     python tests/benchmarks/bench_nightly.py --only quiet --nights 200000 --noise gaussian drift
@@ -16,22 +16,22 @@ with a step of 3 %, cut at once as the trend page does. The standard deviation o
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 import time
 from pathlib import Path
 
 import numpy as np
+from scipy.stats import chi2
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
-from night_series import NOISES, judge_series, judge_step  # noqa: E402
-from nights import make_nights  # noqa: E402
+from night_series import NOISES, judge_series, judge_step
+from nights import make_nights
 
-from perfladder.nightly.changes import find_changes  # noqa: E402
-from perfladder.nightly.judge import judge_night  # noqa: E402
-from perfladder.nightly.model import Rules  # noqa: E402
-from perfladder.nightly.trend import trend_data  # noqa: E402
+from perfladder.nightly.changes import find_changes
+from perfladder.nightly.judge import judge_night
+from perfladder.nightly.model import Rules
+from perfladder.nightly.trend import trend_data
 
 LENGTH = 400
 STEP = 0.03
@@ -72,7 +72,9 @@ def measure_speed(rules: Rules, num_workloads: int = 20, num_nights: int = 200) 
             judge_night(nights[place], nights[:place], rules)
     all_s = time.perf_counter() - start
     print(f"{num_workloads} workloads x {num_nights} nights: the last night and the trend {last_s:.2f} s", flush=True)
-    print(f"{num_workloads} workloads x {num_nights} nights: every night, one after the other {all_s:.1f} s", flush=True)
+    print(
+        f"{num_workloads} workloads x {num_nights} nights: every night, one after the other {all_s:.1f} s", flush=True
+    )
 
 
 def judge_quiet(name: str, num_nights: int, rules: Rules) -> None:
@@ -84,7 +86,7 @@ def judge_quiet(name: str, num_nights: int, rules: Rules) -> None:
         totals += judge_series(series, rules)[:4]
         number += 1
     nights, suspected, alarms, alarm_nights = (int(total) for total in totals)
-    high = (alarms + 1.96 * math.sqrt(alarms + 1) + 2) / nights
+    high = float(chi2.ppf(0.975, 2 * alarms + 2)) / 2 / nights
     print(
         f"| quiet, {name} | {nights} nights | measured again {1000 * suspected / nights:.2f} in 1000 | false alarms "
         f"{alarms}: {1000 * alarms / nights:.2f} in 1000 (at most {1000 * high:.2f}) | nights that say regression "

@@ -1,4 +1,4 @@
-"""Series of nightly levels with known noise and, where wanted, a known step, judged night by night as the product does."""
+"""Series of nightly levels with known noise, and a known step where wanted, judged night by night."""
 
 from __future__ import annotations
 

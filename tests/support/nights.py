@@ -58,9 +58,7 @@ def make_nights(count: int, *, seed: int = 0, noise: float = 0.01, **fields: Any
     """Nights that differ by noise only, all of them good."""
     generator = np.random.default_rng(seed)
     levels = np.exp(noise * generator.standard_normal(count))
-    return [
-        make_night(place, level=float(level), **{"verdict": "ok", **fields}) for place, level in enumerate(levels)
-    ]
+    return [make_night(place, level=float(level), **{"verdict": "ok", **fields}) for place, level in enumerate(levels)]
 
 
 def level_with(noise: float) -> float:
