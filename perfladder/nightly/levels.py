@@ -101,7 +101,7 @@ def judge_levels(
 def _judge_new(
     past: Past, level: Level, good: tuple[int, ...], nights: np.ndarray, rules: Rules, second: float | None, before: int
 ) -> Judged:
-    wildest = _wildest(past, before, level.level)
+    wildest = _wildest(past, before)
     score = slower_window(level, nights, wildest=wildest, least_window=rules.nights_to_confirm)
     if score is None and rules.nights_to_confirm > 1:
         score = slower_window(level, nights, wildest=wildest)
@@ -110,15 +110,24 @@ def _judge_new(
         if faster is not None and -faster.shift >= rules.min_effect:
             return Judged("improvement", level, good, faster.window, faster.shift)
         return Judged("ok", level, good, 1, float(nights[-1]) - level.level)
-    return Judged(_kind_of(level, score, rules, second), level, good, score.window, score.shift)
+    changed = _changed_nights(level, score, nights)
+    shift = float(np.median(changed)) - level.level
+    return Judged(_kind_of(level, score, len(changed), rules, second), level, good, len(changed), shift)
 
 
-def _kind_of(level: Level, score: Score, rules: Rules, second: float | None) -> VerdictKind:
+def _kind_of(level: Level, score: Score, num_changed: int, rules: Rules, second: float | None) -> VerdictKind:
     if second is None:
         return "suspected"
     if not is_confirmed(level, score, second):
         return "undecided"
-    return "regression" if score.window >= rules.nights_to_confirm else "suspected"
+    return "regression" if num_changed >= rules.nights_to_confirm else "suspected"
+
+
+def _changed_nights(level: Level, score: Score, nights: np.ndarray) -> np.ndarray:
+    """The nights of the window without those at its beginning that are nearer to the baseline."""
+    window = nights[-score.window :]
+    is_changed = window - level.level >= score.shift / 2
+    return window[int(np.argmax(is_changed)) :]
 
 
 def _judge_again(level: Level, good: tuple[int, ...], nights: np.ndarray) -> Judged:
@@ -161,9 +170,9 @@ def _residuals(past: Past, before: int, rules: Rules) -> np.ndarray:
     return np.concatenate(found)
 
 
-def _wildest(past: Past, before: int, level: float) -> float:
-    """How far above the level the nights lay that were not slower for certain; 0 where there are none."""
+def _wildest(past: Past, before: int) -> float:
+    """How far above their middle the nights lay that were not slower for certain; 0 where there are none."""
     remembered = slice(max(0, before - _MEMORY), before)
     is_told = (past.states[remembered] != SLOWER) & (past.parts[remembered] == past.parts[-1])
     levels = past.levels[remembered][is_told]
-    return float(levels.max()) - level if len(levels) else 0.0
+    return float(levels.max() - np.median(levels)) if len(levels) else 0.0
