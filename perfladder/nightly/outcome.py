@@ -65,6 +65,10 @@ class NightlyOutcome(Model):
     def message(self) -> str:
         """One line that says how the night ended, the alarms first."""
         parts = [f"regression: {alarm_of(row.verdict)}" for row in self.regressions if row.verdict is not None]
-        parts += [f"failed: {row.workload or row.source}: {row.error}" for row in self.failures]
+        parts += [f"failed: {row.workload or row.source}: {_first_line(row.error)}" for row in self.failures]
         judged = len(self.workloads) - len(self.failures) - len(self.regressions)
         return " | ".join([*parts, f"{judged} of {len(self.workloads)} workloads without a regression"])
+
+
+def _first_line(text: str | None) -> str:
+    return (text or "").split("\n", 1)[0]

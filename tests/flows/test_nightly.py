@@ -3,9 +3,7 @@
 import http.server
 import importlib.util
 import json
-import os
 import shutil
-import socket
 import subprocess
 import sys
 import threading
@@ -18,14 +16,13 @@ import pytest
 import yaml
 
 from perfladder.comparing.differences import OF_THE_MACHINE
-from perfladder.flows.keeper import is_healthy
 from perfladder.ladder import climb
 from perfladder.nightly.config import NightlyConfig
 from perfladder.nightly.model import Night
 from perfladder.nightly.records import night_of, read_record, write_night
 from perfladder.rundir import RunDirectory
+from perfladder.tasks.nights import night_tags
 from perfladder.tasks.store import TrackingStore, resolve_tracking_uri
-from perfladder.tasks.uploads import sync_runs
 from perfladder.workload import WorkloadFile, parse_workload
 
 pytestmark = pytest.mark.slow
@@ -74,43 +71,15 @@ def until(is_true: Callable[[], Any], limit_s: float = 120) -> Any:
     return found
 
 
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("nightly")
 
 
 @pytest.fixture(scope="module")
-def variables(folder: Path) -> Iterator[dict[str, str]]:
-    """The environment of a whole Prefect server's users; unlike the local server of a run, it has automations."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_"))}
-    added = {"DO_NOT_TRACK": "true", "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
-    variables = {**kept, **added, "PREFECT_HOME": str(folder / "home"), "TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}
-    port = free_port()
-    command = [sys.executable, "-m", "prefect", "server", "start", "--port", str(port)]
-    with (folder / "server.log").open("w") as log:
-        server = subprocess.Popen(command, env=variables, stdout=log, stderr=log, cwd=folder)
-    try:
-        url = f"http://127.0.0.1:{port}/api"
-        until(lambda: is_healthy(url), 120)
-        yield {**variables, "PREFECT_API_URL": url}
-    finally:
-        server.terminate()
-        server.wait(30)
-
-
-@pytest.fixture(scope="module")
-def client(variables: dict[str, str]) -> Iterator[Any]:
-    from prefect.client.orchestration import get_client
-    from prefect.settings import PREFECT_API_URL, temporary_settings
-
-    with temporary_settings({PREFECT_API_URL: variables["PREFECT_API_URL"]}), get_client(sync_client=True) as found:
-        yield found
+def variables(folder: Path, server_variables: dict[str, str]) -> dict[str, str]:
+    """With a temporary folder of its own, it does not wait for other jobs of this machine."""
+    return {**server_variables, "TMPDIR": str(folder)}
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +117,7 @@ def workloads(folder: Path) -> Path:
     (folder / "planted.py").write_text(TARGET)
     made = folder / "workloads"
     made.mkdir()
-    common = {"device": "cpu", "warmup_runs": 1, "measured_runs": 3, "launches": 2}
+    common = {"device": "cpu", "warmup_runs": 1, "measured_runs": 3, "launches": 1}
     planted = {"name": "planted", "target": "../planted.py:build", "target_args": {"flag": str(folder / "slow")}}
     (made / "planted.yaml").write_text(yaml.safe_dump({**planted, **common}))
     broken = {"name": "broken", "target": "../planted.py:build_nothing"}
@@ -158,32 +127,27 @@ def workloads(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def store_uri(folder: Path, workloads: Path) -> str:
-    """A store with good nights, uploaded by sync from another folder, which is gone then."""
-    elsewhere = folder / "elsewhere"
+    """A store with good nights; the machine was always busy then."""
     workload = parse_workload(yaml.safe_load((workloads / "planted.yaml").read_text()))
-    outcome = climb(WorkloadFile(workload, workloads), runs_dir=elsewhere, until="stages")
-    measured = Path(outcome.run_dir)
-    night = night_of(measured)
-    paths = [copy_of(measured, night, place) for place in range(NUM_NIGHTS)]
+    outcome = climb(WorkloadFile(workload, workloads), runs_dir=folder / "elsewhere", until="stages")
+    run = RunDirectory.open(Path(outcome.run_dir))
+    night = night_of(run.path)
     uri = resolve_tracking_uri(None, {}, folder)
-    with_store = TrackingStore(uri, experiment="perfladder", runs_dir=folder)
-    assert sync_runs(paths, with_store).num_failed == 0
-    with_store.__exit__()
-    shutil.rmtree(elsewhere)
+    with TrackingStore(uri, experiment="perfladder", runs_dir=folder) as store:
+        for place in range(NUM_NIGHTS):
+            write_night(night_of_day(night, place))
+            tags = {"perfladder.workload": night.workload, **night_tags(run)}
+            store.ask(lambda target, tags=tags: target.client.create_run(target.experiment_id, tags=tags))
+    shutil.rmtree(folder / "elsewhere")
     return uri
 
 
-def copy_of(measured: Path, night: Night, place: int) -> Path:
-    """The measured run as a good night of another day, with a level up to 2 % away; the machine was always busy."""
-    started_at = f"2026-01-{place + 1:02d}T02:00:00+00:00"
-    path = measured.with_name(f"202601{place + 1:02d}T020000-{place:06x}")
-    shutil.copytree(measured, path)
-    RunDirectory.open(path).update(run_id=path.name, started_at=started_at)
-    changes: dict[str, Any] = {"run_id": path.name, "run_dir": str(path), "started_at": started_at, "verdict": "ok"}
-    changes |= {"disturbances": list(OF_THE_MACHINE), "commit": f"{place:040x}"}
+def night_of_day(night: Night, place: int) -> Night:
+    """What was measured, as a good night of another day, with a level up to 1 % away."""
+    changes: dict[str, Any] = {"run_id": f"202601{place + 1:02d}T020000-{place:06x}", "verdict": "ok"}
+    changes |= {"started_at": f"2026-01-{place + 1:02d}T02:00:00+00:00", "commit": f"{place:040x}"}
     changes |= {"launches": [value * (1 + 0.01 * (place % 3 - 1)) for value in night.launches]}
-    write_night(night.model_copy(update=changes))
-    return path
+    return night.model_copy(update={**changes, "disturbances": list(OF_THE_MACHINE)})
 
 
 def call(variables: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -239,24 +203,6 @@ def assert_kept(store_uri: str, row: dict[str, Any]) -> None:
     first = read_record(Path(row["run_dir"])).night
     (second,) = store.search_runs([run.info.experiment_id], f"tags.`perfladder.night.second_of` = '{first.run_id}'")
     assert second.data.tags["perfladder.run_id"] == Path(row["second_run_dir"]).name
-
-
-def test_without_a_store_the_night_has_the_history_of_the_runs_folder(
-    folder: Path, variables: dict[str, str], client: Any, alerts: list[dict[str, str]], workloads: Path, store_uri: str
-) -> None:
-    """The next night of the regression: its history is the night before alone, and nothing is lost."""
-    down = f"http://127.0.0.1:{free_port()}"
-    options = ["--until", "stages", "--out", str(folder / "runs"), "--json", "--launches", "1"]
-    done = call(variables, "--workloads", str(workloads / "planted.yaml"), "--tracking-uri", down, *options)
-    assert done.returncode == 0, done.stderr
-    (row,) = json.loads(done.stdout)["workloads"]
-    assert row["verdict"]["kind"] == "no_baseline_yet"
-    assert "the history is that of" in done.stderr
-    store = TrackingStore(store_uri, experiment="perfladder", runs_dir=folder / "runs")
-    synced = sync_runs([Path(row["run_dir"])], store)
-    store.__exit__()
-    assert [run.status for run in synced.runs] == ["uploaded"]
-    assert len(alerts) == 1
 
 
 def test_the_deployments_of_the_documentation_name_the_flow_and_fit_its_parameter() -> None:
