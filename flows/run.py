@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from perfladder.comparing.model import RunComparison
 from perfladder.flows.begin import begin, begin_tuning
@@ -21,6 +21,10 @@ from perfladder.rungs.cost import Ask
 from perfladder.tasks.variables import variables_set
 from perfladder.tuning.proof_model import ProofOutcome
 from perfladder.variations import SweepResult
+
+if TYPE_CHECKING:
+    from perfladder.nightly.config import NightlyConfig
+    from perfladder.nightly.outcome import NightlyOutcome
 
 _DRAIN_LIMIT_S = 10.0
 
@@ -118,6 +122,26 @@ def run_sweep(config: SweepConfig, tell: Callable[[str], None] = lambda _: None)
 
         with _prefect_at(server.wait(), server):
             return sweep_telling(config, tell)
+
+
+def run_nightly(config: NightlyConfig, tell: Callable[[str], None] = lambda _: None) -> NightlyOutcome:
+    """Run one night now, with the Prefect server that the user's settings name, that is up, or that starts with it.
+
+    Raises:
+        PerfladderError: There is nothing to profile, a baseline is not found, or there is no server.
+    """
+    from perfladder.nightly.watch import require_own_names, workload_files
+
+    # What is wrong with the folder is told before a server is started for it.
+    require_own_names(workload_files(Path(config.workloads)))
+    with (
+        find_server(Path(config.runs_dir), os.environ) as server,
+        variables_set(_client_variables(server, os.environ)),
+    ):
+        from perfladder.flows.nightly import nightly_now
+
+        with _prefect_at(server.wait(), server):
+            return nightly_now(config, tell, is_shared=isinstance(server, UsersServer))
 
 
 def _client_variables(server: AnyServer, variables: Mapping[str, str]) -> dict[str, str]:

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from perfladder.cli_nightly import add_nightly_verb
 from perfladder.cli_parts import DEFAULT_OUT as _DEFAULT_OUT
 from perfladder.cli_parts import Json, Out, Set, TrackingUri, load_file, require_installed
 from perfladder.cli_parts import errors_shown as _errors
@@ -377,6 +378,7 @@ def inspect(
 
 
 add_run_verbs(app)
+add_nightly_verb(app)
 add_server_verbs(app)
 add_show_verbs(app)
 add_sweep_verb(app)

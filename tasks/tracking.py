@@ -26,6 +26,7 @@ from perfladder.rungs.stages import StagesResult
 from perfladder.target import LoadedInfo
 from perfladder.tasks.metrics import headline, metrics_of
 from perfladder.tasks.names import flatten, slugs
+from perfladder.tasks.nights import night_metrics, night_tags
 from perfladder.tasks.store import Target
 from perfladder.tasks.uploads import NOT_PART_OF_IT
 
@@ -116,13 +117,13 @@ def log_end(target: Target, run: RunDirectory, *, max_artifact_bytes: int) -> li
     record = run.record
     parent_id = str(runs_of(target, record)[None])
     start_ms = ms_of(record.started_at)
-    metrics = _headline(run)
+    metrics = _headline(run) | night_metrics(run)
     if record.ended_at is not None:
         metrics["wall_s"] = (ms_of(record.ended_at) - start_ms) / 1000
     log_metrics(target.client, parent_id, metrics, start_ms)
     own = (path for path in run.path.iterdir() if path.suffix != ".log" and path.name not in NOT_PART_OF_IT)
     files = files_of(run.path, own, max_artifact_bytes)
-    tags = _parent_tags(run) | _end_tags(record, files) | _description(run)
+    tags = _parent_tags(run) | _end_tags(record, files) | night_tags(run) | _description(run)
     if record.kind == "tuning":
         from perfladder.tasks.tuning_tracking import outcome_tags
 

@@ -23,6 +23,7 @@ from perfladder.errors import PerfladderError
 from perfladder.findings import POLICY, Kind
 from perfladder.ladder import RUNGS, climb
 from perfladder.models import Model
+from perfladder.nightly.model import KINDS
 from perfladder.nsight.diagnosis import Verdict
 from perfladder.nsight.preflight import Obstacle
 from perfladder.nsight.thresholds import THRESHOLDS
@@ -205,13 +206,22 @@ def test_the_guide_to_tuning_has_all_settings_options_and_backends():
 
 
 def test_the_pages_on_servers_and_mlflow_have_every_option():
-    pages = {"servers.md": ("up", "gc"), "mlflow.md": ("sync",), "many-machines.md": ("sweep",)}
+    pages = {
+        "servers.md": ("up", "gc"),
+        "mlflow.md": ("sync",),
+        "many-machines.md": ("sweep",),
+        "nightly.md": ("nightly",),
+    }
     for page, verbs in pages.items():
         text = (ROOT / "docs" / page).read_text()
         named = set(re.findall(r"`(--[a-z-]+)", text))
         for verb in verbs:
             flags = {flag for parameter in get_command(app).commands[verb].params for flag in parameter.opts}
             assert {flag for flag in flags if flag.startswith("--")} - {"--json"} <= named | {"--out"}, verb
+
+
+def test_the_page_on_nights_has_every_verdict():
+    assert set(KINDS) <= {row[0] for row in table_rows(ROOT / "docs" / "nightly.md")}
 
 
 def test_the_guide_to_comparing_has_all_options_verdicts_and_fields():

@@ -135,6 +135,7 @@ def test_no_file_of_the_engine_reads_environment_variables():
     allowed = {
         "cli.py",
         "cli_reports.py",
+        "cli_nightly.py",
         "cli_servers.py",
         "ladder.py",
         "doctor.py",

@@ -91,3 +91,12 @@ def target(store_uri: str, tmp_path: Path) -> Iterator[Target]:
         store.wait()
         assert store.problem is None
         yield store._target()
+
+
+@pytest.fixture(scope="session")
+def loaded_info() -> str:
+    """`environment.json` of a run on this machine."""
+    from perfladder.target import LoadedTarget
+
+    workload = parse_workload({"name": "toy", "target": "toy:build"})
+    return LoadedTarget.of(str, workload).info({}).model_dump_json()
