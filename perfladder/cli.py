@@ -18,6 +18,7 @@ from perfladder.cli_parts import show as _show
 from perfladder.cli_run import add_run_verbs
 from perfladder.cli_servers import add_server_verbs
 from perfladder.cli_show import add_show_verbs
+from perfladder.cli_skill import add_skill_verbs
 from perfladder.errors import InputError, NotPossibleHereError
 from perfladder.progress_display import show_bar, show_lines
 
@@ -458,6 +459,7 @@ def tune(
 add_run_verbs(app)
 add_server_verbs(app)
 add_show_verbs(app)
+add_skill_verbs(app)
 
 
 @app.command()
