@@ -96,7 +96,12 @@ def _place(agents: list[str] | None, for_user: bool) -> Place:
 
 
 def _render(result: SkillsResult) -> str:
-    lines = [f"In {result.root}, perfladder {result.version}:", "", "| skill | status | version |", "| --- | --- | --- |"]
+    lines = [
+        f"In {result.root}, perfladder {result.version}:",
+        "",
+        "| skill | status | version |",
+        "| --- | --- | --- |",
+    ]
     for one in result.skills:
         status = one.status + (f": {', '.join(one.changed)}" if one.changed else "")
         lines.append(f"| `{one.folder}` | {status} | {one.version or '-'} |")

@@ -1,6 +1,6 @@
 """JSON Schemas of what `--json` prints and of the files of a run directory, made from the models that write them.
 
-    python -m perfladder.schemas docs/schemas
+python -m perfladder.schemas docs/schemas
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ PRINTED: Mapping[str, str] = {
     "tune": "perfladder.tuning.tune_workload:TuneWorkloadResult",
     "up": "perfladder.flows.services:ServersStatus",
 }
-"""Verb, with an option where that changes what is printed, to the model of its JSON; `error` is what any verb may print.
+"""Verb, with an option where that changes what is printed, to the model of its JSON; any verb may print `error`.
 
 By name, not imported: the models of servers and uploads need Prefect and MLflow, which not every installation has.
 """

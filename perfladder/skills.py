@@ -1,6 +1,6 @@
-"""Skills for coding agents: those that come with perfladder, where each agent looks for them, and whether they are there.
+"""Skills for coding agents: those that come with perfladder, where each agent looks for them, and what is installed.
 
-What was installed is noted beside it with SHA-256 sums, so that a file that its user has changed is told from an old one.
+What was installed is noted beside it with SHA-256 sums: so a file that its user has changed is told from an old one.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ AGENTS: Mapping[str, Agent] = {
         ".windsurf", ".windsurf/skills", ".codeium/windsurf/skills", "docs.windsurf.com/windsurf/cascade/skills"
     ),
 }
-"""By the name that `--agent` takes. Cursor, Copilot, Gemini CLI and OpenCode read `.agents/skills` of a project as well."""
+"""By the name that `--agent` takes. Cursor, Copilot, Gemini CLI and OpenCode read `.agents/skills` of a project too."""
 
 SkillStatus = Literal["current", "outdated", "changed", "missing", "installed", "updated", "removed"]
 
@@ -289,7 +289,8 @@ def _note(folder: Path) -> SkillNote | None:
     except (OSError, ValidationError):
         return None
     # The note is a file that anyone may edit: what it names is deleted, so it must lie in the folder.
-    is_inside = all(not PurePosixPath(file).is_absolute() and ".." not in PurePosixPath(file).parts for file in note.files)
+    paths = [PurePosixPath(file) for file in note.files]
+    is_inside = not any(path.is_absolute() or ".." in path.parts for path in paths)
     return note if is_inside else None
 
 

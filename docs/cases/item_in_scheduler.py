@@ -17,15 +17,18 @@ class Scheduler:
 class Sampler:
     """A network and its scheduler."""
 
-    def __init__(self, width, device):
-        dtype = torch.float16 if device == "cuda" else torch.float32
+    def __init__(self, device="cpu"):
+        is_gpu = device != "cpu"
+        width, dtype = (4096, torch.float16) if is_gpu else (256, torch.float32)
         layers = [nn.Sequential(nn.Linear(width, width), nn.GELU()) for _ in range(8)]
         self.denoiser = nn.Sequential(*layers).to(device, dtype).eval()
         self.scheduler = Scheduler()
+        self.latents = torch.randn(4096 if is_gpu else 64, width).to(device, dtype)
 
     @torch.inference_mode()
-    def sample(self, latents, steps):
+    def sample(self, steps=10):
         """Return the latents after so many steps."""
+        latents = self.latents
         for _ in range(steps):
             latents = self.scheduler.step(self.denoiser(latents), latents)
         return latents
@@ -34,15 +37,11 @@ class Sampler:
 def main():
     """Sample once."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--width", type=int, default=1024)
-    parser.add_argument("--tokens", type=int, default=256)
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=10)
     options = parser.parse_args()
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)
-    sampler = Sampler(options.width, device)
-    latents = torch.randn(options.tokens, options.width, device=device, dtype=next(sampler.denoiser.parameters()).dtype)
-    print(sampler.sample(latents, options.steps).float().std())
+    sampler = Sampler("cuda" if torch.cuda.is_available() else "cpu")
+    print(sampler.sample(options.steps).float().std())
 
 
 if __name__ == "__main__":
