@@ -1,4 +1,4 @@
-"""A whole climb on a target with weights in a git work tree: what it prints, what it writes, and what it leaves alone."""
+"""A whole climb on weights in a git work tree: what it prints, what it writes, and what it leaves alone."""
 
 import hashlib
 import os
