@@ -20,6 +20,7 @@ from perfladder.cli_reports import Html, add_report_verbs, show_page
 from perfladder.cli_run import add_run_verbs
 from perfladder.cli_servers import add_server_verbs
 from perfladder.cli_show import add_show_verbs
+from perfladder.cli_skill import add_skill_verbs
 from perfladder.cli_sweep import add_sweep_verb
 from perfladder.cli_tune import add_tune_verb
 from perfladder.errors import InputError, NotPossibleHereError
@@ -383,6 +384,7 @@ add_server_verbs(app)
 add_show_verbs(app)
 add_sweep_verb(app)
 add_tune_verb(app)
+add_skill_verbs(app)
 
 
 @app.command()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import importlib.util
-import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -66,7 +65,9 @@ def require_installed(*names: str, otherwise: str) -> None:
 
 def print_error(kind: str, message: str, exit_code: int) -> None:
     """Print an error as JSON."""
-    print(json.dumps({"error": {"type": kind, "message": message, "exit_code": exit_code}}))
+    from perfladder.schemas import ErrorDetail, ErrorDocument
+
+    print(ErrorDocument(error=ErrorDetail(type=kind, message=message, exit_code=exit_code)).model_dump_json())
 
 
 @contextmanager

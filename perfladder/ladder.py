@@ -516,7 +516,7 @@ def climb(
         file, source = load_workload(workload), source or str(workload)
     ladder = Climb(
         file,
-        source=source or file.workload.name,
+        source=file.workload.name if source is None else source,
         runs_dir=Path(runs_dir),
         until=until,
         tell=tell,

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from documents import printed
 
 from perfladder import retention
 from perfladder.errors import InputError, NotPossibleHereError
@@ -199,7 +200,7 @@ def test_the_command_deletes_only_when_told_to(make_old: MakeOld, runs_dir: Path
     command = [sys.executable, "-m", "perfladder.cli", "gc", "--out", str(runs_dir), "--json", "--keep", "0"]
     for more in (["--protect", kept.path.name], ["--yes", "--dry-run"]):
         done = subprocess.run([*command, *more], capture_output=True, check=True, timeout=60)
-        assert not json.loads(done.stdout)["is_done"]
+        assert not printed("gc", done.stdout)["is_done"]
         assert files_of(run) >= DATA
     done = subprocess.run(
         [*command[:-3], "--keep", "0", "--yes"], capture_output=True, text=True, check=True, timeout=60

@@ -61,12 +61,17 @@ def init_workload(
         tell: Shows one line of progress.
 
     Raises:
-        InputError: The target is not there, or the file is.
+        InputError: The target is not there, or the file is; or a factory is given a script's arguments.
         WorkloadError: The target does not load.
     """
     is_script = ":" not in target and target.endswith(".py")
     if is_script:
         file = script_workload(target, arguments, function=function, nth=nth, changes=changes)
+    elif arguments:
+        raise InputError(
+            f"{' '.join(arguments)!r}: a factory takes no arguments here. Options stand before the target: "
+            f"perfladder init --set inputs.x=1 {target}. Arguments of the factory are --set target_args.NAME=VALUE."
+        )
     else:
         file = _factory_workload(target, changes)
     path = (output or Path(f"{file.workload.name}.yaml")).resolve()

@@ -61,6 +61,7 @@ class KernelTask(Model):
 class ExportResult(Model):
     """What was written."""
 
+    schema_version: int = SCHEMA_VERSION
     function: str
     folder: str
     samples: list[str] = Field(description="A line for each form of call.")

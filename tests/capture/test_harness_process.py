@@ -1,11 +1,11 @@
 """Capture and replay by name, in processes of their own: from Python and from the command line."""
 
-import json
 import subprocess
 import sys
 import textwrap
 
 import pytest
+from documents import printed
 
 import perfladder as pl
 from perfladder.capturing.api import capture_request, capture_workload
@@ -162,7 +162,7 @@ def test_command_line_captures_and_replays(workload_path, tmp_path):
     folder = tmp_path / "capture"
     done = run("capture", workload_path, "--stage", "net", "--to", folder, "--calls", "0,-1", "--json")
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["captured_calls"] == [0, 2]
+    assert printed("capture", done.stdout)["captured_calls"] == [0, 2]
     shown = run("replay", folder, "--workload", workload_path, "--repeats", 3)
     assert shown.returncode == 0, shown.stderr
     assert "Output exact." in shown.stdout

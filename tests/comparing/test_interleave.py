@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from clocked_runs import clocked_run
+from documents import printed
 from processes import MARK, marked, wait_until
 
 from perfladder.comparing.command import CompareOptions, compare
@@ -117,7 +118,7 @@ def test_two_commits_take_turns_and_the_slower_one_is_told_though_the_last_launc
     more = ["--set", "launches=4", "--pairs", "4", "--to", str(tmp_path / "to")]
     code, out = Command(tmp_path, str(repository / "work" / "work.yaml"), *options, *more).end()
     assert code == 1, out
-    found = RunComparison.model_validate_json(out)
+    found = RunComparison.model_validate(printed("compare", out))
     assert (found.method, found.verdict, found.is_slower) == ("interleaved", "slower", True)
     assert found.metric.comparison.unit == "launch_pairs"
     changes = {row.name: row for row in found.scenarios[0].stages}
@@ -153,7 +154,7 @@ def test_a_side_that_fails_is_named(tmp_path):
     broken = write(tmp_path / "b", 1)
     (tmp_path / "b" / "pipe.py").write_text("def build():\n    raise OSError('no weights here')\n")
     code, out = Command(tmp_path, str(tmp_path / "a" / "work.yaml"), str(broken), "--interleave", "--json").end()
-    error = json.loads(out)["error"]
+    error = printed("error", out)["error"]
     assert (code, error["type"]) == (3, "WorkloadError")
     assert error["message"].startswith(f"candidate ({broken})")
     assert "no weights here" in error["message"]

@@ -1,8 +1,7 @@
 """What `perfladder doctor` says of a machine: each limit with what to do, and nothing of what is no limit."""
 
-import json
-
 import pytest
+from documents import printed
 from typer.testing import CliRunner
 
 from perfladder.cli import app
@@ -142,7 +141,7 @@ def test_facts_of_this_machine_are_those_of_its_kernel(tmp_path):
 def test_the_command_lists_every_check_for_people_and_programs():
     shown = CliRunner().invoke(app, ["doctor"])
     assert shown.exit_code == 0
-    document = json.loads(CliRunner().invoke(app, ["doctor", "--json"]).stdout)
+    document = printed("doctor", CliRunner().invoke(app, ["doctor", "--json"]).stdout)
     for check in document["checks"]:
         assert check["name"] in shown.stdout
         assert (check["status"] == "ok") or check["needed_for"] in " ".join(shown.stdout.split())

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from documents import printed
 
 from perfladder.errors import InputError, NotPossibleHereError
 from perfladder.flows import services
@@ -68,7 +69,7 @@ def test_the_commands_tell_the_state_and_the_folder_and_start_nothing(tmp_path: 
         command = [sys.executable, "-m", "perfladder.cli", verb, "--json"]
         variables = {**os.environ, "PERFLADDER_SERVERS_DIR": str(tmp_path / "mine")}
         done = subprocess.run(command, env=variables, capture_output=True, check=True, timeout=60)
-        told = json.loads(done.stdout)
+        told = printed(verb, done.stdout)
         assert told["folder"] == str(tmp_path / "mine")
         assert [server["status"] for server in told["servers"]] == ["stopped", "stopped"]
     assert not (tmp_path / "mine").exists()
@@ -261,7 +262,7 @@ def test_a_run_finds_the_real_servers_and_what_mlflow_missed_is_uploaded_later(
     command = [sys.executable, "-P", "-m", "perfladder.cli", "sync", "--json", "--out", str(runs)]
     for expected in ("uploaded", "there_already"):
         done = subprocess.run(command, env=os.environ | variables, stdout=-1, check=True, timeout=100)
-        (row,) = json.loads(done.stdout)["runs"]
+        (row,) = printed("sync", done.stdout)["runs"]
         assert row["status"] == expected
     record = RunDirectory.open(run.path).record
     assert (record.mlflow_error, record.mlflow_run_id) == (None, row["mlflow_run_id"])

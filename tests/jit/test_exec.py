@@ -1,12 +1,12 @@
 """`perfladder exec --tune`: an unmodified script in a process of its own."""
 
-import json
 import os
 import subprocess
 import sys
 import textwrap
 
 import pytest
+from documents import printed
 
 PROGRAM = """
     import os, sys
@@ -70,7 +70,7 @@ def execute(tmp_path):
 def test_the_second_process_tries_nothing_and_gives_the_same(execute):
     first, second = execute("--tune", "--json"), execute("--tune", "--json", arguments=["--json"])
     assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
-    before, after = json.loads(first.stdout), json.loads(second.stdout)
+    before, after = printed("exec-tune", first.stdout), printed("exec-tune", second.stdout)
     (net,) = [module for module in before["jit"]["modules"] if module["level"] == 0]
     assert (net["name"], net["state"], net["num_calls"]) == ("Net", "tuned", 3)
     assert before["num_tried"] == 2
@@ -79,8 +79,8 @@ def test_the_second_process_tries_nothing_and_gives_the_same(execute):
     assert after["num_reused"] == 2
     assert after["num_builds"] <= 1
     assert after["jit"]["modules"][0]["graphs"][0]["selected"] == net["graphs"][0]["selected"]
-    printed = [run.stderr.split("sum ", 1)[1].split()[0] for run in (first, second)]
-    assert float(printed[0]) == pytest.approx(float(printed[1]), abs=0.1)
+    sums = [run.stderr.split("sum ", 1)[1].split()[0] for run in (first, second)]
+    assert float(sums[0]) == pytest.approx(float(sums[1]), abs=0.1)
     assert after["arguments"] == ["--json"]
 
 

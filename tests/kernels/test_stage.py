@@ -8,6 +8,7 @@ import textwrap
 import kernel_toys as toys
 import pytest
 import torch
+from documents import printed
 
 import perfladder as pl
 from perfladder.errors import InputError
@@ -134,7 +135,7 @@ def test_the_command_writes_a_folder_that_works_by_itself(captured, tmp_path):
     options = ["--workload", str(captured / "toy.yaml"), "--to", str(tmp_path / "bench"), "--json"]
     done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
+    told = printed("kernels", done.stdout)
     assert (told["samples"], told["num_calls"]) == (["1 x float32 [4]"], 1)
     result = standalone_bench.evaluate(tmp_path / "bench", tmp_path / "bench" / "candidate.py")
     assert (result["stage"], result["error"]) == ("benchmark", None)

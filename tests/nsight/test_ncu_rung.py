@@ -1,12 +1,12 @@
 """Rung 5 in the ladder, in a run and on the command line; and with a real `ncu` on a GPU."""
 
 import dataclasses
-import json
 import shutil
 import textwrap
 from types import SimpleNamespace
 
 import pytest
+from documents import printed
 from typer.testing import CliRunner
 
 from perfladder.cli import app
@@ -204,7 +204,7 @@ def test_the_command_ends_with_4_and_the_remedy_where_there_is_no_gpu(copied, mo
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 4
     assert "not applicable: There is no NVIDIA GPU" in done.stdout
-    document = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
+    document = printed("ncu", CliRunner().invoke(app, [*words, "--json"]).stdout)
     assert document["preflight"]["obstacle"] == "no_nvidia_gpu"
     assert CliRunner().invoke(app, ["ncu", str(copied), "--kernel", "gemm"]).exit_code == 2
 

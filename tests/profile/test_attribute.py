@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from documents import printed
 from typer.testing import CliRunner
 
 from perfladder.cli import app
@@ -113,7 +114,7 @@ def test_anyones_trace_on_the_command_line(tmp_path):
 def test_json_is_one_document(tmp_path):
     paths = [str(rank_trace(tmp_path, rank)) for rank in (0, 1)]
     result = RUNNER.invoke(app, ["attribute", *paths, "--json", "--limit", "1"])
-    document = json.loads(result.stdout)
+    document = printed("attribute", result.stdout)
     assert document["schema_version"] == 1
     assert [len(found["kernels"]) for found in document["traces"]] == [1, 1]
     assert document["warnings"] == []

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import yaml
+from documents import printed
 
 pytestmark = pytest.mark.slow
 
@@ -68,7 +69,7 @@ def test_a_script_is_profiled_down_to_its_kernels_without_a_workload_file(folder
     options = ["--plain", "--json", "--function", "Captioner.caption", "--set", "measured_runs=5"]
     done = perfladder(folder, "exec", *options, "my_script.py", "3")
     assert done.returncode == 0, done.stderr
-    outcome = json.loads(done.stdout)
+    outcome = printed("exec", done.stdout)
     run = folder / "runs" / "my_script" / os.path.basename(outcome["run_dir"])
     stages = json.loads((run / "1-stages" / "stages.json").read_text())
     assert stages["dominating"] == "encoder"
@@ -83,7 +84,7 @@ def test_a_workload_file_of_a_factory_is_written_and_runs(folder):
     options = ["--set", "call=caption", "--set", "inputs.num_tokens=2", "--json"]
     done = perfladder(folder, "init", "-o", "made/of_factory.yaml", *options, "my_script.py:build")
     assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
+    result = printed("init", done.stdout)
     assert result["does_run"]
     assert [stage["path"] for stage in result["found"]["stages"]] == ["caption", "encoder", "head"]
     assert yaml.safe_load((folder / "made/of_factory.yaml").read_text())["inputs"] == {

@@ -1,10 +1,10 @@
 """The modules of a workload's target, by the command line."""
 
-import json
 import subprocess
 import sys
 
 import pytest
+from documents import printed
 
 from perfladder.errors import InputError
 from perfladder.report import render_inspection
@@ -59,7 +59,7 @@ def test_command_line(write_target, tmp_path):
 
     done = run("--iterations", "2", "--json")
     assert done.returncode == 0, done.stderr
-    assert [module["name"] for module in json.loads(done.stdout)["modules"]] == ["net"]
+    assert [module["name"] for module in printed("inspect", done.stdout)["modules"]] == ["net"]
     wrong = run("--min-depth", "3", "--max-depth", "2")
     assert wrong.returncode == 2
     assert "--max-depth 2 is less than --min-depth 3" in wrong.stderr

@@ -11,6 +11,7 @@ import uuid
 import warnings
 
 import pytest
+from documents import printed
 from processes import MARK, marked, wait_until
 
 import perfladder as pl
@@ -415,7 +416,7 @@ def finished(process):
 def test_command_line(command):
     code, out, err = finished(command("--backend", "toy_once", "--json"))
     assert (code, err) == (0, "")
-    result = TuneWorkloadResult.model_validate(json.loads(out))
+    result = TuneWorkloadResult.model_validate(printed("tune", out))
     assert (result.status, result.workload) == ("kept", "toys")
     code, out, err = finished(command("--backend", "toy_twice", "--fail-if-not-faster"))
     assert code == 1
@@ -427,7 +428,7 @@ def test_command_line(command):
 def test_command_line_refuses_what_is_wrong(command):
     code, out, err = finished(command("--backend", "toy_onc", "--json"))
     assert code == 2
-    assert "Did you mean 'toy_once'" in json.loads(out)["error"]["message"]
+    assert "Did you mean 'toy_once'" in printed("error", out)["error"]["message"]
     code, out, err = finished(command("--set", "inputs.x={$tensor: [8, 3]}"))
     assert (code, out) == (3, "")
     assert "RuntimeError" in err
