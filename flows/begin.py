@@ -117,7 +117,9 @@ def _store(config: Config, tell: Callable[[str], None]) -> TrackingStore:
 
 
 def _source(config: Config, file: WorkloadFile) -> str:
-    return config.source or (config.workload if isinstance(config.workload, str) else file.workload.name)
+    if config.source is not None:
+        return config.source
+    return config.workload if isinstance(config.workload, str) else file.workload.name
 
 
 def _workload_file(config: Config) -> WorkloadFile:

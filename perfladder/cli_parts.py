@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib.util
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -24,23 +25,36 @@ Out = Annotated[Path, typer.Option("--out", help="Folder that run directories ar
 TrackingUri = Annotated[
     str | None, typer.Option("--tracking-uri", help="MLflow tracking URI; by default a SQLite store in --out.")
 ]
+
 Plain = Annotated[bool, typer.Option("--plain", help="Run directory only: no Prefect server, no MLflow store.")]
 Until = Annotated[
     str, typer.Option("--until", help="Last rung to climb: stages, capture, regions, harness, kernels or ncu.")
-]
-Resume = Annotated[
-    str | None,
-    typer.Option(
-        "--resume",
-        metavar="RUN",
-        help="Go on with an unfinished run of this workload: its folder, its id, or 'latest'.",
-    ),
 ]
 Set = Annotated[
     list[str] | None, typer.Option("--set", help="Change a workload field, as in --set measured_runs=20 (repeatable).")
 ]
 
 DEFAULT_OUT = Path("runs")
+
+
+def load_file(source: str, changes: list[str] | None) -> WorkloadFile:
+    """Read the workload and apply `--set field=value` to it; values are YAML, fields may be dotted."""
+    if not Path("/proc/self/cwd").exists():
+        raise InputError("The current folder has been deleted. Change to one that exists.")
+
+    from perfladder.changes import with_changes
+    from perfladder.workload import load_workload
+
+    return with_changes(load_workload(source), changes or [], source=source)
+
+
+def require_installed(*names: str, otherwise: str) -> None:
+    """Refuse, with the command that installs it, where a package is missing."""
+    missing = [name for name in names if importlib.util.find_spec(name) is None]
+    if missing:
+        raise NotPossibleHereError(
+            f"{' and '.join(missing)} not installed. Install with: pip install 'perfladder[all]'; or {otherwise}."
+        )
 
 
 def print_error(kind: str, message: str, exit_code: int) -> None:
@@ -86,29 +100,3 @@ def print_markdown(text: str) -> None:
         console.print(Markdown(text))
     else:
         print(text)
-
-
-def load(source: str, changes: list[str]) -> WorkloadFile:
-    """Read the workload and apply `--set field=value` to it; values are YAML, fields may be dotted."""
-    if not Path("/proc/self/cwd").exists():
-        raise InputError("The current folder has been deleted. Change to one that exists.")
-
-    from perfladder.changes import with_changes
-    from perfladder.workload import load_workload
-
-    return with_changes(load_workload(source), changes, source=source)
-
-
-def require_installed(*names: str, otherwise: str) -> None:
-    """Say how to install what is not there.
-
-    Raises:
-        NotPossibleHereError: A package is missing.
-    """
-    import importlib.util
-
-    missing = [name for name in names if importlib.util.find_spec(name) is None]
-    if missing:
-        raise NotPossibleHereError(
-            f"{' and '.join(missing)} not installed. Install with: pip install 'perfladder[all]'; or {otherwise}."
-        )

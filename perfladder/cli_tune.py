@@ -16,7 +16,7 @@ from perfladder.cli_parts import (
     Set,
     TrackingUri,
     errors_shown,
-    load,
+    load_file,
     print_markdown,
     require_installed,
     show,
@@ -123,7 +123,7 @@ def tune(
             clear_cache=clear_cache,
             dry_run=dry_run,
         )
-        file = load(workload, changes or [])
+        file = load_file(workload, changes)
         if prove:
             asked = _Asked(workload, file, _settings(request, until, launches), out, tracking_uri, resume)
             outcome = _prove(asked, plain, tell, on_progress)
