@@ -123,7 +123,7 @@ def tune(
             clear_cache=clear_cache,
             dry_run=dry_run,
         )
-        file = load_file(workload, changes or [])
+        file = load_file(workload, changes)
         if prove:
             asked = _Asked(workload, file, _settings(request, until, launches), out, tracking_uri, resume)
             outcome = _prove(asked, plain, tell, on_progress)

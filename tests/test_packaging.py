@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-MAPPED = {"perfladder.flows": "flows", "perfladder.tasks": "tasks"}
+MAPPED = {"perfladder.flows": "flows", "perfladder.skills_data": "skills", "perfladder.tasks": "tasks"}
 
 
 @pytest.fixture(scope="module")

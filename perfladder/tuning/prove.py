@@ -230,7 +230,7 @@ class Proof:
         assert isinstance(replayed, ReplayStep)
         assert isinstance(compared, CompareStep)
         if tuned.archive_sha256 is None:
-            return "rejected", tuned.tuning.reason if tuned.tuning else "Nothing was tuned."
+            return "rejected", _why_nothing(tuned)
         if (why := replayed.why_not_right) is not None:
             return "rejected", why
         return judge(self.settings.tune.keep, compared)
@@ -385,6 +385,13 @@ def _check(file: WorkloadFile, settings: ProofSettings) -> None:
     num_pairs = settings.pairs * (settings.launches or file.workload.launches or LAUNCHES)
     if num_pairs < MIN_PAIRS:
         raise InputError(f"pairs is {settings.pairs}; a verdict needs at least {MIN_PAIRS} pairs of runs in all.")
+
+
+def _why_nothing(tuned: TuneStep) -> str:
+    """Why there is no archive, with what is said of the first module that could not be tuned."""
+    assert tuned.tuning is not None, "it is done"
+    errors = [f"{module.path or 'the target'}: {module.error}" for module in tuned.tuning.modules if module.error]
+    return " ".join([tuned.tuning.reason, *errors[:1]])
 
 
 def _settings_of_steps(settings: ProofSettings) -> Mapping[str, JsonValue]:

@@ -89,7 +89,7 @@ def test_the_command_rejects_what_is_no_faster(tmp_path):
     assert (done.returncode, done.stderr) == (1, "")
     outcome = ProofOutcome.model_validate(json.loads(done.stdout))
     assert (outcome.verdict, outcome.exit_code, outcome.speedup, outcome.modules) == ("rejected", 0, None, {})
-    assert "all stay as they are" in outcome.reason
+    assert "all stay as they are. net: no backend can be taken: Slower() (rejected: no faster" in outcome.reason
     assert [step.status for step in outcome.steps] == ["done", "done", "skipped", "skipped", "skipped"]
     assert Path(outcome.run_dir).parent == tmp_path / "runs" / "tunings" / "proof"
 
