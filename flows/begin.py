@@ -44,7 +44,9 @@ def begin(
         max_artifact_bytes=config.max_artifact_bytes,
         tell=tell,
     )
-    source = config.source or (config.workload if isinstance(config.workload, str) else file.workload.name)
+    source = config.source
+    if source is None:
+        source = config.workload if isinstance(config.workload, str) else file.workload.name
     ladder = Climb(
         file,
         source=source,

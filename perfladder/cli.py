@@ -10,19 +10,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from perfladder.cli_parts import DEFAULT_OUT as _DEFAULT_OUT
-from perfladder.cli_parts import Json, Out, TrackingUri
+from perfladder.cli_parts import Json, Out, Set, TrackingUri, load_file, require_installed
 from perfladder.cli_parts import errors_shown as _errors
 from perfladder.cli_parts import print_error as _print_error
 from perfladder.cli_parts import print_markdown as _print_markdown
 from perfladder.cli_parts import show as _show
 from perfladder.cli_reports import Html, add_report_verbs, show_page
+from perfladder.cli_run import add_run_verbs
 from perfladder.cli_servers import add_server_verbs
+from perfladder.cli_show import add_show_verbs
 from perfladder.errors import InputError, NotPossibleHereError
-from perfladder.progress_display import Lines, show_bar, show_lines
+from perfladder.progress_display import show_bar, show_lines
 
 if TYPE_CHECKING:
-    from perfladder.ladder import ClimbOutcome
-    from perfladder.workload import WorkloadFile
+    pass
 
 app = typer.Typer(
     name="perfladder",
@@ -32,26 +33,9 @@ app = typer.Typer(
         "3 the workload failed; 4 not possible here; 5 done, but a rung failed; 130 interrupted; 143 terminated."
     ),
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-
-Plain = Annotated[bool, typer.Option("--plain", help="Run directory only: no Prefect server, no MLflow store.")]
-Until = Annotated[
-    str, typer.Option("--until", help="Last rung to climb: stages, capture, regions, harness, kernels or ncu.")
-]
-Resume = Annotated[
-    str | None,
-    typer.Option(
-        "--resume",
-        metavar="RUN",
-        help="Go on with an unfinished run of this workload: its folder, its id, or 'latest'.",
-    ),
-]
-Set = Annotated[
-    list[str] | None, typer.Option("--set", help="Change a workload field, as in --set measured_runs=20 (repeatable).")
-]
 
 _INTERRUPTED = 128 + signal.SIGINT
 _TERMINATED = 128 + signal.SIGTERM
@@ -111,41 +95,6 @@ def options(
     ] = False,
 ) -> None:
     """Finds why a PyTorch inference pipeline is slow, from stage timing down to kernels, with evidence."""
-
-
-@app.command()
-def demo(as_json: Json = False, out: Out = _DEFAULT_OUT, plain: Plain = False) -> None:
-    """Profile a small diffusion pipeline, to see what perfladder does: no GPU, no download."""
-    _run("diffusion", as_json=as_json, out=out, plain=plain, until="kernels", tracking_uri=None, changes=[])
-
-
-@app.command()
-def run(
-    workload: Annotated[
-        str,
-        typer.Argument(help="A workload file (YAML), or a built-in: diffusion, diffusion-sd15, embedding, streaming."),
-    ],
-    as_json: Json = False,
-    out: Out = _DEFAULT_OUT,
-    plain: Plain = False,
-    until: Until = "kernels",
-    tracking_uri: TrackingUri = None,
-    step: Annotated[bool, typer.Option("--step", help="Ask before every rung but the first.")] = False,
-    resume: Resume = None,
-    changes: Set = None,
-) -> None:
-    """Climb the ladder on a workload: stage timing, regions, isolated replay, kernels."""
-    _run(
-        workload,
-        as_json=as_json,
-        out=out,
-        plain=plain,
-        until=until,
-        tracking_uri=tracking_uri,
-        changes=changes or [],
-        step=step,
-        resume=resume,
-    )
 
 
 add_report_verbs(app)
@@ -279,7 +228,7 @@ def capture(
         from perfladder.capturing.api import capture_request, capture_workload
         from perfladder.report import render_capture
 
-        file = _load(workload, changes or [])
+        file = load_file(workload, changes)
         request = capture_request(
             stage,
             to,
@@ -315,7 +264,7 @@ def replay(
         from perfladder.capturing.api import StageBenchHarness
         from perfladder.report import render_replay
 
-        file = _load(workload, changes or []) if workload else None
+        file = load_file(workload, changes) if workload else None
         harness = StageBenchHarness(folder, workload=file, factory=factory)
         result = harness.run(repeats=repeats, synthetic=synthetic, tell=tell)
     _show(result, as_json, render_replay)
@@ -341,7 +290,7 @@ def kernels(
         from perfladder.capturing.api import StageBenchHarness
         from perfladder.report import render_export
 
-        file = _load(workload, changes or []) if workload else None
+        file = load_file(workload, changes) if workload else None
         harness = StageBenchHarness(folder, workload=file, factory=factory)
         result = harness.export(export, to, limit=limit, tell=tell)
     _show(result, as_json, render_export)
@@ -390,7 +339,7 @@ def ncu(
         options |= {"cache_control": cache_control, **({"sections": sections} if sections else {})}
         result = profile_capture(
             folder,
-            workload=_load(workload, changes or []) if workload else None,
+            workload=load_file(workload, changes) if workload else None,
             factory=factory,
             kernel=kernel,
             call=call,
@@ -422,7 +371,7 @@ def inspect(
         if max_depth < min_depth:
             raise InputError(f"--max-depth {max_depth} is less than --min-depth {min_depth}.")
         request = InspectRequest(number_of_iterations=iterations, min_depth=min_depth, max_depth=max_depth)
-        result = measure_alone(_load(workload, changes or []), measure, request, tell=tell, what="inspecting")
+        result = measure_alone(load_file(workload, changes), measure, request, tell=tell, what="inspecting")
     _show(result, as_json, render_inspection)
 
 
@@ -488,123 +437,30 @@ def tune(
             clear_cache=clear_cache,
             dry_run=dry_run,
         )
-        file = _load(workload, changes or [])
+        file = load_file(workload, changes)
         result = measure_alone(file, measure, request, tell=tell, what="tuning", on_progress=on_progress)
     _show(result, as_json, render_tuning)
     raise typer.Exit(1 if fail_if_not_faster and result.status == "rejected" else 0)
 
 
-@app.command(name="exec", context_settings={"allow_interspersed_args": False})
-def execute(
-    script: Annotated[str, typer.Argument(help="A Python script, as python takes it; what follows is its own.")],
-    arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="Arguments of the script.")] = None,
-    tune: Annotated[bool, typer.Option("--tune", help="Tune the modules that it calls while it runs.")] = False,
-    as_json: Json = False,
-) -> None:
-    """Run an unmodified script, tune its modules just in time, and list them on stderr.
-
-    The exit code is the script's own, or 3 if it raised or a signal ended it. With --json it prints to stderr.
-    """
-    with _errors(as_json):
-        from perfladder.jit.execute import execute_tuned
-
-        if not tune:
-            raise InputError("exec: say what to do with the script: --tune.")
-        result = execute_tuned(script, arguments or [], keeps_stdout=not as_json)
-        print(result.describe(), end="", file=sys.stderr)
-        if as_json:
-            print(result.model_dump_json(indent=1))
-    raise typer.Exit(result.exit_code)
-
-
+add_run_verbs(app)
 add_server_verbs(app)
+add_show_verbs(app)
 
 
 @app.command()
-def doctor(as_json: Json = False) -> None:
-    """Tell what this machine can do: devices, profiler activities, ncu, versions, other processes on the GPU."""
+def doctor(as_json: Json = False, out: Out = _DEFAULT_OUT) -> None:
+    """Tell what limits a measurement here, and what to do: devices, clocks, load, threads, disk, libraries, ncu."""
     with _errors(as_json):
-        from perfladder.doctor import examine, render
+        import os
 
-        examination = examine()
+        from perfladder.doctor.examine import examine, render
+
+        examination = examine(os.environ, out)
         if as_json:
             print(examination.model_dump_json(indent=1))
         else:
             render(examination)
-
-
-def _run(
-    source: str,
-    *,
-    as_json: bool,
-    out: Path,
-    plain: bool,
-    until: str,
-    tracking_uri: str | None,
-    changes: list[str],
-    step: bool = False,
-    resume: str | None = None,
-) -> None:
-    with _errors(as_json), show_lines() as lines:
-        if step and lines.ask is None:
-            raise InputError("--step asks at a terminal before each rung, and there is none. Leave it out.")
-        file = _load(source, changes)
-        if plain:
-            from perfladder.ladder import climb
-
-            outcome = climb(
-                file,
-                runs_dir=out,
-                until=until,
-                tell=lines.tell,
-                source=source,
-                ask=lines.ask,
-                step=step,
-                resume=resume,
-            )
-        else:
-            outcome = _run_flow(file, source, out, until, tracking_uri, lines, step=step, resume=resume)
-    _show_outcome(outcome, as_json)
-    raise typer.Exit(outcome.exit_code)
-
-
-def _run_flow(
-    file: WorkloadFile,
-    source: str,
-    out: Path,
-    until: str,
-    tracking_uri: str | None,
-    lines: Lines,
-    *,
-    step: bool,
-    resume: str | None,
-) -> ClimbOutcome:
-    _require_installed("prefect", "mlflow", otherwise="add --plain to climb without")
-    # Not from the flow's own module: that imports Prefect, which reads its settings then, and takes seconds.
-    from perfladder.flows.config import ProfilePipelineConfig
-    from perfladder.flows.run import run_profile_pipeline
-
-    config = ProfilePipelineConfig(
-        workload=file.workload,
-        base_dir=str(file.base_dir),
-        source=source,
-        runs_dir=str(out.resolve()),
-        until=until,
-        tracking_uri=tracking_uri,
-        resume=resume,
-    )
-    return run_profile_pipeline(config, tell=lines.tell, ask=lines.ask, step=step)
-
-
-def _load(source: str, changes: list[str]) -> WorkloadFile:
-    """Read the workload and apply `--set field=value` to it; values are YAML, fields may be dotted."""
-    if not Path("/proc/self/cwd").exists():
-        raise InputError("The current folder has been deleted. Change to one that exists.")
-
-    from perfladder.changes import with_changes
-    from perfladder.workload import load_workload
-
-    return with_changes(load_workload(source), changes, source=source)
 
 
 def _find_runs(name: str, out: Path, tracking_uri: str | None) -> list[Path]:
@@ -613,22 +469,12 @@ def _find_runs(name: str, out: Path, tracking_uri: str | None) -> list[Path]:
 
     if not name.startswith(("mlflow:", "tag:")):
         return find_runs(name, out)
-    _require_installed("mlflow", otherwise="name the run by its folder")
+    require_installed("mlflow", otherwise="name the run by its folder")
     import os
 
     from perfladder.tasks.find import find_anywhere
 
     return find_anywhere(name, tracking_uri, os.environ, out)
-
-
-def _require_installed(*names: str, otherwise: str) -> None:
-    import importlib.util
-
-    missing = [name for name in names if importlib.util.find_spec(name) is None]
-    if missing:
-        raise NotPossibleHereError(
-            f"{' and '.join(missing)} not installed. Install with: pip install 'perfladder[all]'; or {otherwise}."
-        )
 
 
 def _parse_calls(text: str) -> str | list[int]:
@@ -638,15 +484,6 @@ def _parse_calls(text: str) -> str | list[int]:
         return [int(part) for part in text.split(",")]
     except ValueError as error:
         raise InputError(f"--calls {text!r}: expected 'default', 'all', or indices such as 0,3,-1.") from error
-
-
-def _show_outcome(outcome: ClimbOutcome, as_json: bool) -> None:
-    from perfladder.report import build_report, render_summary
-
-    if as_json:
-        print(outcome.model_dump_json(indent=1))
-        return
-    _print_markdown(render_summary(build_report(Path(outcome.run_dir))))
 
 
 if __name__ == "__main__":

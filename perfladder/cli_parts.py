@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib.util
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -12,10 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from perfladder.errors import InputError, PerfladderError
+from perfladder.errors import InputError, NotPossibleHereError, PerfladderError
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
+
+    from perfladder.workload import WorkloadFile
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, and nothing else there.")]
 Out = Annotated[Path, typer.Option("--out", help="Folder that run directories are made in.")]
@@ -23,7 +26,35 @@ TrackingUri = Annotated[
     str | None, typer.Option("--tracking-uri", help="MLflow tracking URI; by default a SQLite store in --out.")
 ]
 
+Plain = Annotated[bool, typer.Option("--plain", help="Run directory only: no Prefect server, no MLflow store.")]
+Until = Annotated[
+    str, typer.Option("--until", help="Last rung to climb: stages, capture, regions, harness, kernels or ncu.")
+]
+Set = Annotated[
+    list[str] | None, typer.Option("--set", help="Change a workload field, as in --set measured_runs=20 (repeatable).")
+]
+
 DEFAULT_OUT = Path("runs")
+
+
+def load_file(source: str, changes: list[str] | None) -> WorkloadFile:
+    """Read the workload and apply `--set field=value` to it; values are YAML, fields may be dotted."""
+    if not Path("/proc/self/cwd").exists():
+        raise InputError("The current folder has been deleted. Change to one that exists.")
+
+    from perfladder.changes import with_changes
+    from perfladder.workload import load_workload
+
+    return with_changes(load_workload(source), changes or [], source=source)
+
+
+def require_installed(*names: str, otherwise: str) -> None:
+    """Refuse, with the command that installs it, where a package is missing."""
+    missing = [name for name in names if importlib.util.find_spec(name) is None]
+    if missing:
+        raise NotPossibleHereError(
+            f"{' and '.join(missing)} not installed. Install with: pip install 'perfladder[all]'; or {otherwise}."
+        )
 
 
 def print_error(kind: str, message: str, exit_code: int) -> None:

@@ -275,7 +275,7 @@ def _nvidia_snapshot(nvml: Any, index: int) -> DeviceSnapshot:
         temperature_c=ask("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
         power_w=power_mw / 1000 if power_mw is not None else None,
         utilization_frac=utilization.gpu / 100 if utilization else None,
-        throttle_reasons=_throttle_reasons(ask("nvmlDeviceGetCurrentClocksEventReasons")),
+        throttle_reasons=throttle_reasons(ask("nvmlDeviceGetCurrentClocksEventReasons")),
         other_processes=[
             DeviceProcess(pid=process.pid, name=_process_name(process.pid), memory_bytes=process.usedGpuMemory)
             for process in ask("nvmlDeviceGetComputeRunningProcesses") or []
@@ -294,7 +294,8 @@ _THROTTLE_REASONS = {
 """Bits of NVML's clocks event reasons (nvml.h) that hold a busy GPU back; being idle, or a user's clocks, do not."""
 
 
-def _throttle_reasons(bits: int | None) -> list[str] | None:
+def throttle_reasons(bits: int | None) -> list[str] | None:
+    """What holds a GPU's clocks down, from the bits that NVML gives."""
     if bits is None:
         return None
     return [reason for bit, reason in _THROTTLE_REASONS.items() if bits & bit]

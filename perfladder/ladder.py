@@ -283,6 +283,8 @@ class Climb:
         self._broad.loaded()
         self._replay.finish_preload()
         info = self.info
+        if info.description is not None:
+            self.tell(f"the call: {info.description}")
         with self.run.writing():
             write_atomically(self.run.path / "environment.json", info.model_dump_json(indent=1))
         sums = Checksums(cache_folder(self._environment))

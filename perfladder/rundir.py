@@ -90,6 +90,13 @@ class RunDirectory:
     def create(cls, root: Path, workload: Workload, *, source: str, base_dir: Path) -> Self:
         """Make a new run's folder below `root`, and find out now whether it can be written.
 
+        Args:
+            root: The runs folder.
+            workload: What is run.
+            source: What the user named it by; empty where no name loads it again, as for a script: then the run's own
+                copy does.
+            base_dir: Where its relative paths start.
+
         Raises:
             NotPossibleHereError: The folder is read-only or its disk is full.
         """
@@ -101,7 +108,7 @@ class RunDirectory:
         record = RunRecord(
             run_id=run_id,
             workload_name=workload.name,
-            workload_source=source,
+            workload_source=source or str(path / "workload.yaml"),
             base_dir=str(base_dir),
             perfladder_version=__version__,
             process_id=os.getpid(),

@@ -85,6 +85,7 @@ class LoadedInfo(Model):
     snapshot: Snapshot
     git: GitState
     fingerprints: Fingerprints
+    description: str | None = Field(default=None, description="What a script's call is, and where it is made.")
     rank_devices: list[str] = Field(default=[], description="The device of each rank, where there are several.")
 
     @classmethod
@@ -106,6 +107,23 @@ class LoadedInfo(Model):
             index = int(device.partition(":")[2] or 0)
             names.append("cpu" if device == "cpu" else (self.environment.devices[index].uuid or device))
         return sorted(names)
+
+
+@dataclass(frozen=True)
+class Placed:
+    """What a factory returns that has chosen the device itself, as a script has: nothing is moved.
+
+    Attributes:
+        obj: The object to profile.
+        device: Where it computes.
+        inputs: What the call takes besides the workload's own inputs; copied for each run.
+        description: What it is, in words.
+    """
+
+    obj: Any
+    device: torch.device
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    description: str | None = None
 
 
 @dataclass
@@ -141,6 +159,7 @@ class LoadedTarget:
         self._call: Callable[..., Any] = None  # type: ignore[assignment]  # set by load()
         self._inputs: dict[str, dict[str, Any]] = {}
         self._prepared: dict[str, dict[str, Any]] = {}
+        self._placed: Placed | None = None
 
     @classmethod
     def of(
@@ -159,6 +178,17 @@ class LoadedTarget:
         self.obj = obj
         self._prepare_call()
 
+    def change_call(self, call: str | None, inputs: Mapping[str, JsonValue]) -> None:
+        """Make another call from now on.
+
+        Raises:
+            InputError: The target has no such call, or it does not take these inputs.
+        """
+        self.workload = self.workload.model_copy(update={"call": call, "inputs": dict(inputs)})
+        self._inputs.clear()
+        self._prepared.clear()
+        self._prepare_call()
+
     def preload(self) -> float:
         """Import torch and the module of the factory; returns the seconds it took."""
         start = time.perf_counter()
@@ -167,12 +197,13 @@ class LoadedTarget:
         find_callable(self.workload.target, self.base_dir, field_name="target")
         return time.perf_counter() - start
 
-    def load(self, only: str | None = None) -> dict[str, float]:
+    def load(self, only: str | None = None, *, prepares_call: bool = True) -> dict[str, float]:
         """Import, build, move and compile the target; returns the seconds of each.
 
         Args:
             only: A stage: the rest is dropped as soon as the target is built, before anything is moved to the device,
                 and the workload's call cannot be made.
+            prepares_call: Whether the call is looked up and its inputs are made; it cannot be made otherwise.
         """
         if self.workload.nproc > 1 and self.place is None:
             raise NotPossibleHereError(
@@ -195,7 +226,7 @@ class LoadedTarget:
         with _seconds(seconds, "compile"):
             self._compile(only)
         self._check_attention_backend(is_whole=only is None)
-        if only is None:
+        if only is None and prepares_call:
             self._prepare_call()
         if self.place is not None:
             with _seconds(seconds, "ranks"):
@@ -208,7 +239,8 @@ class LoadedTarget:
         key = scenario or ""
         if key not in self._inputs:
             given = self.workload.input_set(scenario).inputs
-            self._inputs[key] = {name: self._materialise(name, value) for name, value in given.items()}
+            made = {name: self._materialise(name, value) for name, value in given.items()}
+            self._inputs[key] = {**(self._placed.inputs if self._placed else {}), **made}
         return self._inputs[key]
 
     def run(self, scenario: str | None = None, *, clock: Callable[[], int] = time.perf_counter_ns) -> RunOutput:
@@ -289,6 +321,7 @@ class LoadedTarget:
             snapshot=take_snapshot(),
             git=git,
             fingerprints=Fingerprints.of(self.workload, **git.as_configuration()),
+            description=self._placed.description if self._placed else None,
         )
 
     def _import_path(self) -> None:
@@ -321,7 +354,20 @@ class LoadedTarget:
             raise WorkloadError(
                 f"The factory {self.workload.target} returned None; it must return the object to profile."
             )
+        if isinstance(obj, Placed):
+            self._take_device_of(obj)
+            self._placed = obj
+            return obj.obj, takes | {"device"}
         return obj, takes
+
+    def _take_device_of(self, placed: Placed) -> None:
+        name = str(placed.device)
+        if self.workload.device != "auto" and self.device != resolve_device(name):
+            raise InputError(
+                f"device: {self.workload.device!r} was asked for, and the target puts itself on {name}. Leave the "
+                "field out, or change the script."
+            )
+        self.device = resolve_device(name)
 
     def _move(self, obj: Any, handled: set[str]) -> Any:
         """Bring the object to the device and dtype that its factory did not take care of."""

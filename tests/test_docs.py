@@ -72,7 +72,7 @@ def workload_example(path: Path) -> dict[str, object]:
 def test_the_readmes_first_two_commands_install_and_run():
     assert [block.strip() for block in blocks(README, "bash")] == [
         'python3 -m venv .venv && .venv/bin/pip install -q ".[all]" && .venv/bin/perfladder demo',
-        'python3 -m venv .venv && .venv/bin/pip install -q -e ".[test]" && .venv/bin/pytest -m "not gpu"',
+        'python3 -m venv .venv && .venv/bin/pip install -q -e ".[test]" && .venv/bin/pytest -n 2 -m "not gpu"',
     ]
 
 

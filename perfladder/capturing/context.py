@@ -111,22 +111,37 @@ class ProcessSettings:
         return changed
 
 
+def settings_in_force() -> dict[str, JsonValue]:
+    """Torch's settings now, by its own names for them."""
+    return _read_settings(_settings())
+
+
 @contextlib.contextmanager
-def context_restored(context: CallContext, loaded: LoadedTarget) -> Iterator[None]:
-    """The modes and settings of a captured call are in force inside the block, and the present ones after it."""
+def context_restored(
+    context: CallContext,
+    device_type: str,
+    attention: contextlib.AbstractContextManager[None] | None = None,
+) -> Iterator[None]:
+    """The modes and settings of a captured call are in force inside the block, and the present ones after it.
+
+    Args:
+        context: Those of the call.
+        device_type: Where autocast applies.
+        attention: The backend of attention, under the call's own settings.
+    """
     import torch
 
     with contextlib.ExitStack() as stack:
         # In this order: entering inference_mode(False) would switch gradients on.
         stack.enter_context(torch.inference_mode(context.inference_mode))
         stack.enter_context(torch.set_grad_enabled(context.grad_enabled))
-        stack.enter_context(loaded.attention())
+        stack.enter_context(attention or contextlib.nullcontext())
         if context.autocast_dtype:
             dtype = getattr(torch, context.autocast_dtype, None)
             if not isinstance(dtype, torch.dtype):
                 raise CaptureError(f"The capture is damaged: autocast_dtype {context.autocast_dtype!r} is no dtype.")
-            stack.enter_context(torch.autocast(loaded.device.type, dtype=dtype))
-        table = _settings()
+            stack.enter_context(torch.autocast(device_type, dtype=dtype))
+        table = {name: setting for name, setting in _settings().items() if name in context.settings}
         now = _read_settings(table)
         for name, value in context.settings.items():
             if name in table and name in now and now[name] != value:

@@ -105,7 +105,7 @@ class Replay:
         was_training = getattr(module, "training", None)
         with contextlib.ExitStack() as stack:
             stack.enter_context(user_code(f"Replaying {self.manifest.stage}"))
-            stack.enter_context(context_restored(call.context, self.loaded))
+            stack.enter_context(context_restored(call.context, self.loaded.device.type, self.loaded.attention()))
             # A capture without the flags of each module inside has that of the whole.
             wanted = call.context.training
             if wanted is not None and wanted != was_training and "training" not in self.manifest.state_before(call):

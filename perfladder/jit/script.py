@@ -9,9 +9,9 @@ from __future__ import annotations
 import atexit
 import sys
 import traceback
-import types
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
+
+from perfladder.scripts.as_main import own_traceback, run_as_main
 
 FAILED = 1
 """Exit code of a script that raises, as Python has it."""
@@ -25,20 +25,11 @@ def main(arguments: list[str]) -> int:
     report, script, *others = arguments
     path = Path(report)
     atexit.register(lambda: path.write_text(finder.report().model_dump_json()))
-    sys.argv[:] = [script, *others]
-    sys.path.insert(0, str(Path(script).resolve().parent))
-    module = types.ModuleType("__main__")
-    module.__file__ = script
-    module.__loader__ = SourceFileLoader("__main__", script)
-    vars(module)["__builtins__"] = __builtins__
-    sys.modules["__main__"] = module
     api.enable()
     try:
-        exec(compile(Path(script).read_bytes(), script, "exec"), vars(module))
+        run_as_main(script, others)
     except Exception as error:
-        # Without the frame of this file, as Python itself would show it.
-        below = error.__traceback__.tb_next if error.__traceback__ is not None else None
-        traceback.print_exception(type(error), error, below)
+        traceback.print_exception(type(error), error, own_traceback(error))
         path.with_suffix(".failed").touch()
         return FAILED
     return 0

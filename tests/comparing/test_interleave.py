@@ -96,7 +96,7 @@ class Command:
     def end(self) -> tuple[int, str]:
         """Exit code and what was printed; nothing is left then but the locks of devices."""
         out = self.process.communicate(timeout=200)[0]
-        assert marked(self.mark) == []
+        wait_until(lambda: marked(self.mark) == [], 30)
         assert {path.name for path in self.temporary.iterdir()} <= {"perfladder-locks"}
         assert "Traceback" not in self.log.read_text()
         return self.process.returncode, out

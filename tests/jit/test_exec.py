@@ -111,9 +111,3 @@ def test_a_script_that_is_not_there_is_wrong_input(tmp_path):
 
     with pytest.raises(InputError, match="is no file"):
         execute_tuned(str(tmp_path / "missing.py"), [], keeps_stdout=True)
-
-
-def test_exec_asks_what_to_do(execute):
-    ended = execute()
-    assert ended.returncode == 2
-    assert "--tune" in ended.stderr

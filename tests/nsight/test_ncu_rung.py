@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from perfladder.cli import app
-from perfladder.doctor import _ncu_check
+from perfladder.doctor.checks import check_ncu
 from perfladder.errors import InputError
 from perfladder.findings import Finding, rungs_to_skip
 from perfladder.ladder import LAST_RUNG, RUNGS, climb, rung_named
@@ -211,11 +211,11 @@ def test_the_command_ends_with_4_and_the_remedy_where_there_is_no_gpu(copied, mo
 
 def test_doctor_tells_what_stands_in_the_way(preflight, install_ncu):
     install_ncu()
-    assert _ncu_check(preflight()).status == "ok"
-    held = _ncu_check(preflight().model_copy(update={"holders": ["nv-hostengine (pid 5)"]}))
+    assert check_ncu(preflight()).status == "ok"
+    held = check_ncu(preflight().model_copy(update={"holders": ["nv-hostengine (pid 5)"]}))
     assert (held.status, "nv-hostengine (pid 5)" in held.detail) == ("warning", True)
-    denied = _ncu_check(preflight().stopped_by("no_permission", "Not you."))
-    assert (denied.status, "NVreg_RestrictProfilingToAdminUsers" in denied.detail) == ("missing", True)
+    denied = check_ncu(preflight().stopped_by("no_permission", "Not you."))
+    assert (denied.status, "NVreg_RestrictProfilingToAdminUsers" in denied.fix) == ("missing", True)
 
 
 @pytest.mark.slow
