@@ -72,6 +72,7 @@ def make_run(tmp_path: Path, stages_result: StagesResult) -> Callable[..., RunDi
         (captured / "tensors.safetensors").write_bytes(b"a picture of a user")
         (run.path / "session.log").write_text("what the target printed")
         (run.path / "report.md").write_text("# Report")
+        (run.path / "report.html").write_text("<!DOCTYPE html>")
         run.update(status="done", exit_code=0, ended_at="2026-01-02T03:05:05+00:00")
         return run
 

@@ -201,7 +201,7 @@
     for (const svg of target.querySelectorAll(".main-svg")) {
       const [width, height] = [svg.getAttribute("width"), svg.getAttribute("height")];
       svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
-      target.style.setProperty("--ratio", `${width} / ${height}`);
+      target.style.setProperty("--ratio", String(width / height));
     }
   };
   const start = (plots) => {
