@@ -8,18 +8,19 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from perfladder.comparing.model import RunComparison
 from perfladder.flows.begin import begin
 from perfladder.flows.config import CompareRunsConfig, ProfilePipelineConfig
 from perfladder.flows.prefect_server import AnyServer, UsersServer, find_server
 from perfladder.ladder import ClimbOutcome
-from perfladder.nightly.config import NightlyConfig
-from perfladder.nightly.outcome import NightlyOutcome
-from perfladder.nightly.watch import require_own_names, workload_files
 from perfladder.rungs.cost import Ask
 from perfladder.tasks.variables import variables_set
+
+if TYPE_CHECKING:
+    from perfladder.nightly.config import NightlyConfig
+    from perfladder.nightly.outcome import NightlyOutcome
 
 _DRAIN_LIMIT_S = 10.0
 
@@ -79,6 +80,8 @@ def run_nightly(config: NightlyConfig, tell: Callable[[str], None] = lambda _: N
     Raises:
         PerfladderError: There is nothing to profile, a baseline is not found, or there is no server.
     """
+    from perfladder.nightly.watch import require_own_names, workload_files
+
     # What is wrong with the folder is told before a server is started for it.
     require_own_names(workload_files(Path(config.workloads)))
     with (
