@@ -68,7 +68,7 @@ def demo(as_json: Json = False, out: Out = DEFAULT_OUT, plain: Plain = False) ->
 def run(
     workload: Annotated[
         str,
-        typer.Argument(help="A workload file (YAML), or a built-in: diffusion, diffusion-sd15, embedding, streaming."),
+        typer.Argument(help="A workload file (YAML), or a built-in, such as diffusion, embedding or streaming."),
     ],
     as_json: Json = False,
     out: Out = DEFAULT_OUT,

@@ -11,7 +11,15 @@ from perfladder.workloads import builtin_names, builtin_path
 
 
 def test_names_are_the_packaged_workloads():
-    assert builtin_names() == ["diffusion", "diffusion-sd15", "embedding", "streaming"]
+    assert builtin_names() == [
+        "diffusion",
+        "diffusion-sd15",
+        "embedding",
+        "flux-transformer",
+        "llama-1b",
+        "sdxl-unet",
+        "streaming",
+    ]
 
 
 def test_path_of_a_name_is_its_file():
