@@ -7,7 +7,7 @@ import inspect
 import pkgutil
 import re
 from pathlib import Path
-from typing import get_args
+from typing import Literal, get_args, get_origin
 
 import pytest
 import yaml
@@ -29,18 +29,18 @@ from perfladder.nsight.preflight import Obstacle
 from perfladder.nsight.thresholds import THRESHOLDS
 from perfladder.profiling.warnings import ProfileWarningCode
 from perfladder.rundir import RunRecord
-from perfladder.rungs.base import Status
 from perfladder.sweep import Sweep
 from perfladder.trace.rows import Row
 from perfladder.trace.warnings import WarningCode
 from perfladder.tuning.config import TuningSettings
 from perfladder.tuning.proof_model import ProofOutcome, ProofSettings, StepSummary
 from perfladder.tuning.tune_request import StrategyName
-from perfladder.workload import Budget, CompileConfig, Media, Metric, TunedArchive, Workload, parse_workload
+from perfladder.workload import Budget, CompileConfig, Media, TunedArchive, Workload, parse_workload
 
 ROOT = Path(__file__).parents[1]
 README, SKILL = ROOT / "README.md", ROOT / "SKILL.md"
 PAGES = [README, SKILL, *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "skills").glob("**/*.md"))]
+SKILL_PAGES = [path for path in sorted((ROOT / "skills").glob("**/*.md")) if not path.is_symlink()]
 SOURCES = [path for folder in ("perfladder", "tasks", "flows") for path in sorted((ROOT / folder).rglob("*.py"))]
 
 
@@ -277,6 +277,14 @@ def backends_with_options() -> dict[str, set[str]]:
     return {kind.name: set(kind.config_class.model_fields) - {"memory_format"} for kind in kinds}
 
 
+def words_of(annotation: object) -> set[str]:
+    """The texts that a field may have, of a `Literal` at any depth."""
+    inner = get_args(annotation)
+    if get_origin(annotation) is Literal:
+        return set(inner)
+    return {word for one in inner for word in words_of(one)}
+
+
 def all_models() -> list[type[BaseModel]]:
     for module in pkgutil.walk_packages(perfladder.__path__, "perfladder."):
         is_left_out = module.name.split(".")[1] in ("tasks", "flows", "workloads", "worker", "guard")
@@ -300,11 +308,12 @@ def test_every_result_field_is_in_the_run_directory_page():
         assert set(model.model_fields) <= named, model
 
 
-def test_names_in_the_skill_exist():
-    fields = {name for model in all_models() for name in model.model_fields}
-    known = fields | set(get_args(Kind)) | set(get_args(Metric)) | set(get_args(Status)) | {"operators"}
-    known |= {"within_tolerance", "not_replayable"}
-    text = re.sub(r"^```.*?^```$", "", SKILL.read_text(), flags=re.MULTILINE | re.DOTALL)
+@pytest.mark.parametrize("path", [SKILL, *SKILL_PAGES], ids=lambda path: str(path.relative_to(ROOT)))
+def test_names_in_the_skills_exist(path):
+    models = all_models()
+    known = {name for model in models for name in model.model_fields} | set(backends_with_options())
+    known |= {word for model in models for field in model.model_fields.values() for word in words_of(field.annotation)}
+    text = re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
     for quoted in re.findall(r"`([^`]+)`", text):
         for name in re.findall(r"[a-z]+(?:_[a-z0-9]+)+", quoted):
             is_file = re.search(rf"{name}\.(py|yaml|json)", quoted) or quoted.startswith(("call: ", "aten::"))

@@ -53,7 +53,7 @@ def test_data_files_are_covered_by_a_pattern(project):
 def test_wheel_holds_the_tree_and_no_top_level_flows_or_tasks(tmp_path, project):
     # A copy, since setuptools leaves a build folder that the next wheel would pick stale files from.
     source = tmp_path / "source"
-    ignored = shutil.ignore_patterns("__pycache__", ".*", "build", "*.egg-info", "runs", "tests", "docs")
+    ignored = shutil.ignore_patterns("__pycache__", ".*", "build", "*.egg-info", "runs", "tests")
     shutil.copytree(ROOT, source, ignore=ignored)
     command = [
         sys.executable,
@@ -76,5 +76,8 @@ def test_wheel_holds_the_tree_and_no_top_level_flows_or_tasks(tmp_path, project)
         expected |= {f"{package.replace('.', '/')}/{path.name}" for path in folder.glob("*.py")}
     for pattern in project["tool"]["setuptools"]["package-data"]["perfladder"]:
         expected |= {path.relative_to(ROOT).as_posix() for path in (ROOT / "perfladder").glob(pattern)}
+    skills = [path.relative_to(ROOT / "skills").as_posix() for path in (ROOT / "skills").rglob("*.md")]
+    assert {"perfladder/SKILL.md", "perfladder/docs/profiler.md"} < set(skills)
+    expected |= {f"perfladder/skills_data/{path}" for path in skills}
     assert set(names) == expected
     assert {name.split("/")[0] for name in names} == {"perfladder"}

@@ -1,17 +1,24 @@
 """Denoise latents in a loop, as a sampler does: a network, then a step of the scheduler."""
 
 import argparse
+import math
 
 import torch
 from torch import nn
 
 
 class Scheduler:
-    """An update whose size follows from the noise that was predicted."""
+    """An update whose size follows from the time and from the noise that was predicted."""
 
-    def step(self, noise, latents):
+    def signal_left(self, time):
+        """The part of the signal that is left, by the integral of the noise rate up to this time."""
+        rates = (0.1 + 19.9 * time * index / 10_000 for index in range(10_000))
+        return math.exp(-time * sum(rates) / 10_000)
+
+    def step(self, noise, latents, time):
+        """The latents after this step."""
         scale = noise.float().abs().mean().item()
-        return latents + noise * 0.01 / (1 + scale)
+        return latents + noise * (0.01 * self.signal_left(time) / (1 + scale))
 
 
 class Sampler:
@@ -29,8 +36,8 @@ class Sampler:
     def sample(self, steps=10):
         """Return the latents after so many steps."""
         latents = self.latents
-        for _ in range(steps):
-            latents = self.scheduler.step(self.denoiser(latents), latents)
+        for index in range(steps):
+            latents = self.scheduler.step(self.denoiser(latents), latents, 1 - index / steps)
         return latents
 
 

@@ -27,8 +27,8 @@ STEPS = {
             "noise.float().abs().mean()",
         ),
         (
-            "return latents + noise * 0.01 / (1 + scale)",
-            "return latents + noise * (0.01 / (1 + scale)).to(noise.dtype)",
+            "noise * (0.01 * self.signal_left(time) / (1 + scale))",
+            "noise * (0.01 * self.signal_left(time) / (1 + scale)).to(noise.dtype)",
         ),
         "perfladder compare item_in_scheduler.yaml --interleave --baseline-commit HEAD",
     ],

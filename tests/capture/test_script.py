@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from documents import printed
 
 from perfladder.capturing import context, script, standalone, standalone_values
 from perfladder.capturing.store import read_manifest
@@ -131,7 +130,7 @@ def replay(run):
     def replay(folder, *options):
         code, out, errors = run(folder, "--json", "--repeats", "2", *options)
         assert code == 0, errors
-        return printed("replay", out)
+        return json.loads(out)
 
     return replay
 
@@ -152,7 +151,7 @@ def replay_alone(folder, without):
     command += ["--json", "--repeats", "2"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=folder)
     assert done.returncode == 0, done.stderr
-    return printed("replay", done.stdout)
+    return json.loads(done.stdout)
 
 
 def copied(folder, tmp_path) -> Path:

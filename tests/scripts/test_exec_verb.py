@@ -71,6 +71,8 @@ def test_a_script_is_profiled_down_to_its_kernels_without_a_workload_file(folder
     assert done.returncode == 0, done.stderr
     outcome = printed("exec", done.stdout)
     run = folder / "runs" / "my_script" / os.path.basename(outcome["run_dir"])
+    # Commands of findings name what can be given to `run` again: the script's name alone cannot.
+    assert json.loads((run / "run.json").read_text())["workload_source"] == str(run / "workload.yaml")
     stages = json.loads((run / "1-stages" / "stages.json").read_text())
     assert stages["dominating"] == "encoder"
     assert json.loads((run / "3-harness" / "harness.json").read_text())["status"] == "done"
@@ -93,6 +95,12 @@ def test_a_workload_file_of_a_factory_is_written_and_runs(folder):
     }
     run = perfladder(folder, "run", "made/of_factory.yaml", "--plain", "--until", "stages", "--json")
     assert run.returncode == 0, run.stderr
+
+
+def test_options_after_a_factory_are_refused_not_ignored(folder):
+    done = perfladder(folder, "init", "my_script.py:build", "--set", "inputs.num_tokens=2")
+    assert done.returncode == 2
+    assert "Options stand before the target: perfladder init --set inputs.x=1 my_script.py:build" in done.stderr
 
 
 def test_a_workload_file_of_a_script_keeps_its_arguments(folder):

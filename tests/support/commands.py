@@ -65,7 +65,7 @@ def _named(words: list[str], text: str) -> Named | None:
         return None
     num_words = 2 if len(words) > 1 and f"{words[0]} {words[1]}" in verbs() else 1
     verb, rest = " ".join(words[:num_words]), words[num_words:]
-    if verb in SCRIPTS_OWN:
+    if verb in SCRIPTS_OWN and verb in verbs():
         rest = _own(verb, rest)
     return Named(verb, tuple(word.partition("=")[0] for word in rest if word.startswith("--")), text)
 
