@@ -37,6 +37,9 @@ def nightly(
         str, typer.Option("--timezone", help="With --cron: of its hours, such as Europe/Berlin.")
     ] = "UTC",
     name: Annotated[str, typer.Option("--name", help="With --cron: what the deployment is called.")] = "perfladder",
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="With --history: write the nights as one page.")
+    ] = None,
     history: Annotated[bool, typer.Option("--history", help="Measure nothing; show the nights there were.")] = False,
     accept: Annotated[
         str | None, typer.Option("--accept", metavar="RUN", help="Take the level of this night for good, and end.")
@@ -73,11 +76,17 @@ def nightly(
     """
     with errors_shown(as_json), show_lines() as lines:
         _require_one_mode(cron, history, accept)
+        if html is not None and not history:
+            raise InputError("--html goes with --history; a night writes nightly.html into the runs folder by itself.")
         if accept is not None:
             _accept(accept, out, lines)
             return
         if history:
             found = _history(workloads, out, tracking_uri, lines)
+            if html is not None:
+                from perfladder.nightly.page import write_trends_page
+
+                write_trends_page(found, html)
         else:
             rules = {"last_good": last_good, "min_effect": min_effect, "nights_to_confirm": nights_to_confirm}
             given = {"launches": launches, "until": until, "second_after_s": second_after_s}
@@ -156,7 +165,7 @@ def _accept(name: str, out: Path, lines: Lines) -> None:
 
 def _history(workloads: Path | None, out: Path, tracking_uri: str | None, lines: Lines) -> Trends:
     from perfladder.nightly.records import in_order, read_history, workloads_with_nights
-    from perfladder.nightly.trend import Trends, trend_data
+    from perfladder.nightly.trend import trends_of
     from perfladder.nightly.watch import workload_files
     from perfladder.workload import load_workload
 
@@ -167,7 +176,7 @@ def _history(workloads: Path | None, out: Path, tracking_uri: str | None, lines:
     if workloads is not None:
         named = {load_workload(str(path)).workload.name for path in workload_files(workloads)}
         nights = {name: found for name, found in nights.items() if name in named}
-    return Trends(runs_dir=str(out.resolve()), trends=[trend_data(found) for found in nights.values() if found])
+    return trends_of(out, nights)
 
 
 def _stored(tracking_uri: str, out: Path, lines: Lines) -> dict[str, Any]:

@@ -6,13 +6,15 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from perfladder.errors import RungError
+from perfladder.errors import PerfladderError, RungError
 from perfladder.find_runs import find_runs
 from perfladder.ladder import ClimbOutcome, climb, rung_named
 from perfladder.nightly.config import NightlyConfig
 from perfladder.nightly.model import Night, NightVerdict
 from perfladder.nightly.outcome import NightlyOutcome, WorkloadNight
-from perfladder.nightly.records import Tell, night_of, read_history
+from perfladder.nightly.page import PAGE_FILE, write_trends_page
+from perfladder.nightly.records import Tell, night_of, read_history, workloads_with_nights
+from perfladder.nightly.trend import trends_of
 from perfladder.nightly.watch import Steps, require_own_names, watch_workload, workload_files
 from perfladder.rundir import RunDirectory
 from perfladder.workload import WorkloadFile
@@ -76,9 +78,19 @@ def run_night(
     baseline = [night_of(path) for name in config.baseline for path in find(name)]
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
     rows = [watch(file, config, steps, baseline=baseline) for file in files]
+    _write_page(Path(config.runs_dir), steps)
     return NightlyOutcome(
         started_at=started_at, runs_dir=str(Path(config.runs_dir).resolve()), history_from=history_from, workloads=rows
     )
+
+
+def _write_page(runs_dir: Path, steps: Steps) -> None:
+    """The page of all nights in the runs folder; without it, the night is what it is."""
+    try:
+        nights = {name: read_history(runs_dir, name, steps.tell) for name in workloads_with_nights(runs_dir)}
+        write_trends_page(trends_of(runs_dir, nights), runs_dir / PAGE_FILE)
+    except (OSError, PerfladderError) as error:
+        steps.tell(f"The page {PAGE_FILE} cannot be written: {error}")
 
 
 def measured(outcome: ClimbOutcome) -> ClimbOutcome:

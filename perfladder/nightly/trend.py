@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Final, Literal
 
 import numpy as np
@@ -131,6 +132,11 @@ def trend_data(nights: Sequence[Night], rules: Rules | None = None) -> Trend:
         ],
         noise=math.expm1(series_scale(levels)),
     )
+
+
+def trends_of(runs_dir: Path, nights: Mapping[str, Sequence[Night]]) -> Trends:
+    """The series of several workloads, by their names; those without nights are left out."""
+    return Trends(runs_dir=str(runs_dir.resolve()), trends=[trend_data(found) for found in nights.values() if found])
 
 
 def _large(levels: np.ndarray, places: list[int], min_effect: float) -> list[int]:
