@@ -37,7 +37,7 @@ from perfladder.workload import Budget, CompileConfig, Media, Workload, parse_wo
 
 ROOT = Path(__file__).parents[1]
 README, SKILL = ROOT / "README.md", ROOT / "SKILL.md"
-PAGES = [README, SKILL, *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "skills").glob("**/*.md"))]
+PAGES = [README, SKILL, *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "skills").glob("**/*.md"))]
 SKILL_PAGES = [path for path in sorted((ROOT / "skills").glob("**/*.md")) if not path.is_symlink()]
 SOURCES = [path for folder in ("perfladder", "tasks", "flows") for path in sorted((ROOT / folder).rglob("*.py"))]
 
