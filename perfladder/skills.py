@@ -27,7 +27,7 @@ class Agent(NamedTuple):
     """Where a coding agent looks for skills.
 
     Attributes:
-        sign: A folder in a project, or in a home, that tells that the agent is in use there.
+        sign: A folder in a project that tells that the agent is in use there; in a home the one above `user` does too.
         project: Its skills in a project, from the project's root.
         user: Its skills for all projects, from the home folder.
         source: The page that says so.
@@ -40,11 +40,16 @@ class Agent(NamedTuple):
 
 
 AGENTS: Mapping[str, Agent] = {
-    "agents": Agent(".agents", ".agents/skills", ".agents/skills", "agentskills.io/client-implementation"),
+    "agents": Agent(
+        ".agents", ".agents/skills", ".agents/skills", "agentskills.io/client-implementation/adding-skills-support"
+    ),
     "claude-code": Agent(".claude", ".claude/skills", ".claude/skills", "code.claude.com/docs/en/skills"),
     "codex": Agent(".codex", ".agents/skills", ".agents/skills", "developers.openai.com/codex/skills"),
     "copilot": Agent(
-        ".github/skills", ".github/skills", ".copilot/skills", "docs.github.com/en/copilot/concepts/agents"
+        ".github/skills",
+        ".github/skills",
+        ".copilot/skills",
+        "docs.github.com/en/copilot/how-tos/copilot-on-github/customize-copilot/customize-cloud-agent/add-skills",
     ),
     "cursor": Agent(".cursor", ".cursor/skills", ".cursor/skills", "cursor.com/docs/context/skills"),
     "gemini-cli": Agent(".gemini", ".gemini/skills", ".gemini/skills", "geminicli.com/docs/cli/using-agent-skills"),
@@ -146,7 +151,11 @@ def place(root: Path, agents: Sequence[str] = (), *, is_home: bool = False) -> P
     for name in agents:
         if name not in AGENTS:
             raise InputError(f"--agent: there is no agent {name!r}. {near_names(name, AGENTS, 'agents')}")
-    in_use = tuple(name for name, agent in AGENTS.items() if (root / agent.sign).is_dir())
+    in_use = tuple(
+        name
+        for name, agent in AGENTS.items()
+        if (root / agent.sign).is_dir() or (is_home and (root / agent.user).parent.is_dir())
+    )
     return Place(root, is_home, tuple(agents) or in_use or ("agents",))
 
 

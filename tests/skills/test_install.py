@@ -67,6 +67,13 @@ def test_agents_in_use_get_them_each_in_its_own_folder_once(project):
 def test_for_a_person_they_go_to_the_home_folder(project, tmp_path):
     _, result = run("install", "--user", "--agent", "opencode")
     assert result["root"] == str(tmp_path / "home")
+    assert {skill["folder"].rsplit("/", 1)[0] for skill in result["skills"]} == {".config/opencode/skills"}
+    (tmp_path / "home/.copilot").mkdir()
+    _, result = run("install", "--user")
+    assert {skill["folder"].rsplit("/", 1)[0] for skill in result["skills"]} == {
+        ".config/opencode/skills",
+        ".copilot/skills",
+    }
     assert (tmp_path / "home/.config/opencode/skills/tune-pipeline/SKILL.md").is_file()
     assert files(project) == {}
 
