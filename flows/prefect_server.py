@@ -272,7 +272,7 @@ AnyServer = PrefectServer | RunningServer | UsersServer
 
 def find_server(runs_dir: Path, variables: Mapping[str, str]) -> AnyServer:
     """The server that the user's settings name, else the one that is up, else the local one of the runs folder."""
-    if url := _users_url(variables):
+    if url := users_url(variables):
         return UsersServer(url)
     folder, address = servers_folder(variables), running_address("prefect", variables)
     if folder is not None and address is not None:
@@ -280,7 +280,7 @@ def find_server(runs_dir: Path, variables: Mapping[str, str]) -> AnyServer:
     return PrefectServer(runs_dir, variables=variables)
 
 
-def _users_url(variables: Mapping[str, str]) -> str | None:
+def users_url(variables: Mapping[str, str]) -> str | None:
     """An empty PREFECT_API_URL counts as unset. Prefect's settings cost a second: only where a file may hold some."""
     if url := variables.get("PREFECT_API_URL", "").strip():
         return url

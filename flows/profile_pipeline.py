@@ -17,7 +17,7 @@ from perfladder.flows.config import ProfilePipelineConfig
 from perfladder.flows.run import run_profile_pipeline
 from perfladder.ladder import ClimbOutcome
 from perfladder.rundir import RunDirectory
-from perfladder.tasks.artifacts import publish
+from perfladder.tasks.artifacts import page_of_flow_run, publish
 from perfladder.tasks.device_slots import device_slots
 from perfladder.tasks.rungs import climb_rung, log_end, log_rung
 
@@ -38,7 +38,7 @@ def profile_pipeline(config: ProfilePipelineConfig) -> ClimbOutcome:
     if config.resume is None and (flow_run.get_run_count() or 0) > 1:
         config = config.model_copy(update={"resume": run_of_flow_run(str(flow_run.get_id()), Path(config.runs_dir))})
     with begin(config, get_run_logger().info) as begun:
-        _note_flow_run(begun)
+        note_flow_run(begun.ladder.run)
         begun.ladder.wait_until_loaded()
         # Settings without an address mean a server in this process, which no other worker shares.
         outcome = _climb(begun, is_shared=PREFECT_API_URL.value() is not None)
@@ -61,7 +61,7 @@ def climb_begun(config: ProfilePipelineConfig, begun: Begun, *, is_shared: bool)
 
     @flow(**_OPTIONS, flow_run_name=f"{record.workload_name}-{record.run_id}")
     def profile_pipeline(config: ProfilePipelineConfig) -> ClimbOutcome:
-        _note_flow_run(begun)
+        note_flow_run(begun.ladder.run)
         outcomes.append(_climb(begun, is_shared=is_shared))
         return _measured(outcomes[0], begun)
 
@@ -86,8 +86,9 @@ def run_of_flow_run(flow_run_id: str, runs_dir: Path) -> str | None:
     return None
 
 
-def _note_flow_run(begun: Begun) -> None:
-    begun.ladder.run.update(prefect_flow_run_id=str(flow_run.get_id()))
+def note_flow_run(run: RunDirectory) -> None:
+    """Note the flow run in the run's record, with its page."""
+    run.update(prefect_flow_run_id=str(flow_run.get_id()), prefect_flow_run_url=page_of_flow_run())
 
 
 def _climb(begun: Begun, *, is_shared: bool) -> ClimbOutcome:

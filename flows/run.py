@@ -8,15 +8,23 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from perfladder.comparing.model import RunComparison
-from perfladder.flows.begin import begin
-from perfladder.flows.config import CompareRunsConfig, ProfilePipelineConfig
-from perfladder.flows.prefect_server import AnyServer, UsersServer, find_server
+from perfladder.flows.begin import begin, begin_tuning
+from perfladder.flows.config import CompareRunsConfig, ProfilePipelineConfig, SweepConfig, TunePipelineConfig
+from perfladder.flows.prefect_server import AnyServer, PrefectServer, UsersServer, find_server, users_url
+from perfladder.flows.sweep_plan import check_runner, members_of
 from perfladder.ladder import ClimbOutcome
+from perfladder.progress import Progress
 from perfladder.rungs.cost import Ask
 from perfladder.tasks.variables import variables_set
+from perfladder.tuning.proof_model import ProofOutcome
+from perfladder.variations import SweepResult
+
+if TYPE_CHECKING:
+    from perfladder.nightly.config import NightlyConfig
+    from perfladder.nightly.outcome import NightlyOutcome
 
 _DRAIN_LIMIT_S = 10.0
 
@@ -50,8 +58,36 @@ def run_profile_pipeline(
         begun.ladder.wait_until_loaded()
         begun.store.wait()
         is_shared = isinstance(server, UsersServer)
-        with _prefect_at(server.wait(), is_local=not is_shared):
+        with _prefect_at(server.wait(), server):
             return climb_begun(config.model_copy(update={"tracking_uri": None}), begun, is_shared=is_shared)
+
+
+def run_tune_pipeline(
+    config: TunePipelineConfig,
+    tell: Callable[[str], None] = lambda _: None,
+    on_progress: Callable[[Progress], None] = lambda _: None,
+) -> ProofOutcome:
+    """Run the flow that tunes with proof, with the Prefect server that there is or one that starts with it.
+
+    Args:
+        config: What to tune.
+        tell: Shows one line of progress.
+        on_progress: Receives how far a step is.
+
+    Raises:
+        PerfladderError: There is nothing to prove: a wrong workload, a tuning that failed, no server.
+    """
+    with (
+        begin_tuning(config, tell, on_progress) as begun,
+        find_server(Path(config.runs_dir), os.environ) as server,
+        variables_set(_client_variables(server, os.environ)),
+    ):
+        from perfladder.flows.tune_pipeline import prove_begun
+
+        begun.store.wait()
+        is_shared = isinstance(server, UsersServer)
+        with _prefect_at(server.wait(), server):
+            return prove_begun(config.model_copy(update={"tracking_uri": None}), begun, is_shared=is_shared)
 
 
 def run_compare_runs(config: CompareRunsConfig) -> RunComparison:
@@ -66,8 +102,46 @@ def run_compare_runs(config: CompareRunsConfig) -> RunComparison:
     ):
         from perfladder.flows.compare_runs import compare_runs
 
-        with _prefect_at(server.wait(), is_local=not isinstance(server, UsersServer)):
+        with _prefect_at(server.wait(), server):
             return compare_runs(config)
+
+
+def run_sweep(config: SweepConfig, tell: Callable[[str], None] = lambda _: None) -> SweepResult:
+    """Run the flow that climbs many workloads; its members use the same Prefect server.
+
+    Raises:
+        PerfladderError: A workload or a field that is none, a runner that is not installed, no server.
+    """
+    check_runner(config, users_url(os.environ))
+    members_of(config)
+    with (
+        find_server(Path(config.runs_dir), os.environ) as server,
+        variables_set(_client_variables(server, os.environ)),
+    ):
+        from perfladder.flows.sweep import sweep_telling
+
+        with _prefect_at(server.wait(), server):
+            return sweep_telling(config, tell)
+
+
+def run_nightly(config: NightlyConfig, tell: Callable[[str], None] = lambda _: None) -> NightlyOutcome:
+    """Run one night now, with the Prefect server that the user's settings name, that is up, or that starts with it.
+
+    Raises:
+        PerfladderError: There is nothing to profile, a baseline is not found, or there is no server.
+    """
+    from perfladder.nightly.watch import require_own_names, workload_files
+
+    # What is wrong with the folder is told before a server is started for it.
+    require_own_names(workload_files(Path(config.workloads)))
+    with (
+        find_server(Path(config.runs_dir), os.environ) as server,
+        variables_set(_client_variables(server, os.environ)),
+    ):
+        from perfladder.flows.nightly import nightly_now
+
+        with _prefect_at(server.wait(), server):
+            return nightly_now(config, tell, is_shared=isinstance(server, UsersServer))
 
 
 def _client_variables(server: AnyServer, variables: Mapping[str, str]) -> dict[str, str]:
@@ -86,15 +160,18 @@ def _client_variables(server: AnyServer, variables: Mapping[str, str]) -> dict[s
 
 
 @contextmanager
-def _prefect_at(url: str, *, is_local: bool) -> Iterator[None]:
+def _prefect_at(url: str, server: AnyServer) -> Iterator[None]:
     """Prefect's settings with this server; at the end, what is still on its way is sent."""
     from prefect import settings
 
     wanted: dict[Any, Any] = {settings.PREFECT_API_URL: url}
-    if is_local:
+    if not isinstance(server, UsersServer):
         # Nobody listens to heartbeats there, and their thread is waited for, up to a second. A local server that has
         # died costs each call a minute with the usual five retries, 14 s with three; a busy SQLite needs more than one.
         wanted |= {settings.PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None, settings.PREFECT_CLIENT_MAX_RETRIES: 3}
+    if isinstance(server, PrefectServer):
+        # It has no pages, and ends with the run.
+        wanted[settings.PREFECT_UI_URL] = "none"
     with settings.temporary_settings(wanted):
         try:
             yield

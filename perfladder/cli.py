@@ -5,25 +5,26 @@ from __future__ import annotations
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from perfladder.cli_nightly import add_nightly_verb
 from perfladder.cli_parts import DEFAULT_OUT as _DEFAULT_OUT
 from perfladder.cli_parts import Json, Out, Set, TrackingUri, load_file, require_installed
 from perfladder.cli_parts import errors_shown as _errors
 from perfladder.cli_parts import print_error as _print_error
 from perfladder.cli_parts import print_markdown as _print_markdown
 from perfladder.cli_parts import show as _show
+from perfladder.cli_reports import Html, add_report_verbs, show_page
 from perfladder.cli_run import add_run_verbs
 from perfladder.cli_servers import add_server_verbs
 from perfladder.cli_show import add_show_verbs
 from perfladder.cli_skill import add_skill_verbs
+from perfladder.cli_sweep import add_sweep_verb
+from perfladder.cli_tune import add_tune_verb
 from perfladder.errors import InputError, NotPossibleHereError
 from perfladder.progress_display import show_bar, show_lines
-
-if TYPE_CHECKING:
-    pass
 
 app = typer.Typer(
     name="perfladder",
@@ -73,6 +74,8 @@ def _tell_interrupted(exit_code: int, as_json: bool) -> None:
     told = {"demo": " What was finished is in its folder: perfladder report latest"}
     told["run"] = f"{told['demo']}. To go on with it, give the same command once more, with --resume latest."
     told["tune"] = " Candidates that were finished are not tried again: give the same command once more."
+    if "--prove" in sys.argv:
+        told["tune"] = " What was finished is kept. To go on, give the same command once more, with --resume latest."
     message = "Interrupted." + told.get("".join(sys.argv[1:2]), "")
     if as_json:
         _print_error("Interrupted", message, exit_code)
@@ -97,24 +100,7 @@ def options(
     """Finds why a PyTorch inference pipeline is slow, from stage timing down to kernels, with evidence."""
 
 
-@app.command()
-def report(
-    run_dir: Annotated[
-        str, typer.Argument(metavar="RUN", help="A run's folder, its id, 'latest', a workload or a commit.")
-    ],
-    as_json: Json = False,
-    out: Out = _DEFAULT_OUT,
-) -> None:
-    """Show the report of a run again; it is made anew from the run's files."""
-    with _errors(as_json):
-        from perfladder.find_runs import find_run
-        from perfladder.report import build_report, render_markdown
-
-        document = build_report(find_run(run_dir, out))
-        if as_json:
-            print(document.model_dump_json(indent=1))
-        else:
-            _print_markdown(render_markdown(document))
+add_report_verbs(app)
 
 
 @app.command()
@@ -158,7 +144,8 @@ def compare(
     fail_if_more_breaks: Annotated[
         bool, typer.Option("--fail-if-more-breaks", help="Exit with 1 if torch.compile breaks more graphs than before.")
     ] = False,
-    to: Annotated[Path | None, typer.Option("--to", help="Folder for comparison.json and comparison.md.")] = None,
+    to: Annotated[Path | None, typer.Option("--to", help="Folder for comparison.json, .md and .html.")] = None,
+    html: Html = None,
     out: Out = _DEFAULT_OUT,
     tracking_uri: TrackingUri = None,
 ) -> None:
@@ -182,11 +169,14 @@ def compare(
             check_noise=check_noise,
             min_effect=min_effect,
             to=to,
+            html=html,
         )
         result = compare_as_asked(
             options, find=lambda name: _find_runs(name, out, tracking_uri), tell=tell, on_progress=on_progress
         )
     _show(result, as_json, render_comparison)
+    if html is not None:
+        show_page(html, is_opened=False, as_json=as_json)
     is_refused = (fail_if_slower and result.is_slower) or (fail_if_more_breaks and result.has_more_graph_breaks)
     raise typer.Exit(1 if is_refused else 0)
 
@@ -388,77 +378,12 @@ def inspect(
     _show(result, as_json, render_inspection)
 
 
-@app.command()
-def tune(
-    workload: Annotated[str, typer.Argument(help="A workload file (YAML), or the name of a built-in.")],
-    as_json: Json = False,
-    modules: Annotated[
-        list[str] | None, typer.Option("--module", help="Module to tune, as in unet (repeatable); else by --min-share.")
-    ] = None,
-    min_share: Annotated[float, typer.Option("--min-share", help="Least part of the time of a module.")] = 0.05,
-    limit: Annotated[int | None, typer.Option("--limit", help="At most so many modules, the slowest first.")] = None,
-    strategy: Annotated[
-        str,
-        typer.Option("--strategy", help="first-wins, max-throughput, min-latency, latency-budget or one-backend."),
-    ] = "first-wins",
-    latency_budget_ms: Annotated[
-        float | None, typer.Option("--latency-budget-ms", help="Of a module's call, for latency-budget.")
-    ] = None,
-    backends: Annotated[
-        list[str] | None,
-        typer.Option("--backend", help="NAME or NAME:key=value,key=value; several are tried in order."),
-    ] = None,
-    quality: Annotated[
-        str | None, typer.Option("--quality", help="Gate on the whole output: cosine>=0.99, psnr>=30, ssim>=0.95.")
-    ] = None,
-    keep: Annotated[
-        str, typer.Option("--keep", help="faster; a least speedup such as 1.05; or right: whatever is correct.")
-    ] = "faster",
-    pairs: Annotated[int, typer.Option("--pairs", help="Runs of the whole, tuned and plain in turns.")] = 20,
-    save: Annotated[Path | None, typer.Option("--save", help="Archive for what is kept.")] = None,
-    no_isolation: Annotated[
-        bool, typer.Option("--no-isolation", help="First builds in the workload's own process: a crash ends it all.")
-    ] = False,
-    cache_dir: Annotated[Path | None, typer.Option("--cache-dir", help="Folder for builds and what was found.")] = None,
-    clear_cache: Annotated[bool, typer.Option("--clear-cache", help="Forget what earlier tunings found.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Tell what would be tried, and build nothing.")] = False,
-    fail_if_not_faster: Annotated[
-        bool, typer.Option("--fail-if-not-faster", help="Exit with 1 if nothing is kept.")
-    ] = False,
-    changes: Set = None,
-) -> None:
-    """Choose a faster backend for each module that is worth it, and prove the gain on the whole workload."""
-    with _errors(as_json), show_bar(is_silent=as_json) as (tell, on_progress):
-        from perfladder.measure_alone import measure_alone
-        from perfladder.report import render_tuning
-        from perfladder.tuning.tune_request import tune_request
-        from perfladder.tuning.tune_workload import measure
-
-        request = tune_request(
-            modules=modules or None,
-            min_share=min_share,
-            limit=limit,
-            strategy=strategy,
-            latency_budget_ms=latency_budget_ms,
-            backends=backends or [],
-            quality=quality,
-            keep=keep,
-            pairs=pairs,
-            save=save,
-            isolate_builds=not no_isolation,
-            cache_dir=cache_dir,
-            clear_cache=clear_cache,
-            dry_run=dry_run,
-        )
-        file = load_file(workload, changes)
-        result = measure_alone(file, measure, request, tell=tell, what="tuning", on_progress=on_progress)
-    _show(result, as_json, render_tuning)
-    raise typer.Exit(1 if fail_if_not_faster and result.status == "rejected" else 0)
-
-
 add_run_verbs(app)
+add_nightly_verb(app)
 add_server_verbs(app)
 add_show_verbs(app)
+add_sweep_verb(app)
+add_tune_verb(app)
 add_skill_verbs(app)
 
 

@@ -24,10 +24,17 @@ Out = Annotated[Path, typer.Option("--out", help="Folder that run directories ar
 TrackingUri = Annotated[
     str | None, typer.Option("--tracking-uri", help="MLflow tracking URI; by default a SQLite store in --out.")
 ]
-
 Plain = Annotated[bool, typer.Option("--plain", help="Run directory only: no Prefect server, no MLflow store.")]
 Until = Annotated[
     str, typer.Option("--until", help="Last rung to climb: stages, capture, regions, harness, kernels or ncu.")
+]
+Resume = Annotated[
+    str | None,
+    typer.Option(
+        "--resume",
+        metavar="RUN",
+        help="Go on with an unfinished run of this workload: its folder, its id, or 'latest'.",
+    ),
 ]
 Set = Annotated[
     list[str] | None, typer.Option("--set", help="Change a workload field, as in --set measured_runs=20 (repeatable).")

@@ -13,6 +13,7 @@ from perfladder.cli_parts import (
     Json,
     Out,
     Plain,
+    Resume,
     Set,
     TrackingUri,
     Until,
@@ -27,16 +28,6 @@ from perfladder.progress_display import Lines, show_lines
 if TYPE_CHECKING:
     from perfladder.ladder import ClimbOutcome
     from perfladder.workload import WorkloadFile
-
-Resume = Annotated[
-    str | None,
-    typer.Option(
-        "--resume",
-        metavar="RUN",
-        help="Go on with an unfinished run of this workload: its folder, its id, or 'latest'.",
-    ),
-]
-
 
 Function = Annotated[
     str | None,

@@ -91,13 +91,14 @@ def sums_now(paths: Sequence[str], sums: Checksums) -> dict[str, str]:
 
 
 def weight_files(workload: Workload, base_dir: Path) -> list[str]:
-    """Local files that the workload names as arguments of its factory or as its model; of a folder, those in it.
+    """Local files that the workload names: arguments of its factory, its model, its archive; of a folder, those in it.
 
     A folder is searched for weights and what lies beside them (configurations, vocabularies). One that holds very many
     files is no model, and is left out.
     """
     found: set[str] = set()
-    for text in _texts([workload.target_args, workload.model]):
+    archive = workload.tuned.archive if workload.tuned is not None else None
+    for text in _texts([workload.target_args, workload.model, archive]):
         for folder in (base_dir, Path.cwd()):
             path = folder / text
             if _is_file(path):

@@ -265,7 +265,7 @@ class Climb:
                 self.run.update(
                     status="failed" if is_ours else "interrupted",
                     ended_at=_now(),
-                    exit_code=_exit_code_of(error),
+                    exit_code=exit_code_of(error),
                     error=str(error) if is_ours else "interrupted",
                 )
 
@@ -315,6 +315,11 @@ class Climb:
     def workload(self) -> Workload:
         """The workload that is being run."""
         return self.file.workload
+
+    @property
+    def error(self) -> PerfladderError | None:
+        """The first that a rung failed with."""
+        return self._error
 
     @contextlib.contextmanager
     def holding_device(self) -> Iterator[None]:
@@ -529,6 +534,8 @@ def climb(
 
 def load_results(run: RunDirectory) -> dict[str, RungResult]:
     """Read the results of a run back, in the order they were written."""
+    if run.record.kind == "tuning":
+        raise InputError(f"{run.path} is a tuning run, not a profile. Its report is report.md there.")
     results: dict[str, RungResult] = {}
     for entry in run.record.rungs:
         rung = rung_named(entry.name)
@@ -536,7 +543,8 @@ def load_results(run: RunDirectory) -> dict[str, RungResult]:
     return results
 
 
-def _exit_code_of(error: BaseException | None) -> int:
+def exit_code_of(error: BaseException | None) -> int:
+    """The exit code of a command that an error ends."""
     if isinstance(error, PerfladderError):
         return error.exit_code
     if isinstance(number := getattr(error, "signal", None), int):

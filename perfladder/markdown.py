@@ -1,4 +1,4 @@
-"""Markdown from templates: what the templates of every package share."""
+"""Text from templates: what the templates of every package share."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 
 @cache
-def templates(package: str, *filters: Callable[..., str]) -> Environment:
+def templates(package: str, *filters: Callable[..., object], is_html: bool = False) -> Environment:
     """The templates of a package; each filter has its function's name without a leading underscore.
 
-    A name that a template uses and its data lack is an error.
+    A name that a template uses and its data lack is an error. `is_html` escapes all that is put into a template.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -24,7 +24,7 @@ def templates(package: str, *filters: Callable[..., str]) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        autoescape=False,
+        autoescape=is_html,
     )
     environment.filters.update({function.__name__.lstrip("_"): function for function in (cell, *filters)})
     return environment

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from pydantic import JsonValue
+
 from perfladder import __version__
 from perfladder.checksums import Checksums
 from perfladder.content_key import ContentKey, measured_fields, sums_now, weight_files
@@ -50,6 +52,7 @@ class Keys:
         environment: Where it runs now.
         sums: Reads sums of files.
         tell: Shows one line, where there is much to read.
+        settings: What else a result rests on, by the name of its rung.
     """
 
     def __init__(
@@ -59,8 +62,10 @@ class Keys:
         environment: Environment,
         sums: Checksums,
         tell: Callable[[str], None] = lambda _: None,
+        settings: Mapping[str, JsonValue] | None = None,
     ) -> None:
         self._run, self._sums = run, sums
+        self._settings = settings or {}
         self._workload = measured_fields(file.workload)
         self._environment = environment.model_dump(mode="json")
         weights = weight_files(file.workload, file.base_dir)
@@ -121,12 +126,14 @@ class Keys:
     def _key(self, rung: str, before: Sequence[RungEntry], files: dict[str, str]) -> ContentKey:
         """The configuration of a rung follows from the workload, its defaults and the results before it."""
         paths = {entry.name: self._path_of(entry) for entry in before if entry.status == "done"}
+        settings: dict[str, JsonValue] = {"settings": self._settings[rung]} if rung in self._settings else {}
         return ContentKey(
             perfladder_version=__version__,
             workload=self._workload,
             environment=self._environment,
             configuration={
                 "rung": rung,
+                **settings,
                 "rests_on": {name: self._sums.of(path) for name, path in paths.items()},
             },
             files=files,

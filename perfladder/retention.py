@@ -20,7 +20,7 @@ from pydantic import Field
 from perfladder.errors import InputError, NotPossibleHereError
 from perfladder.files import write_atomically
 from perfladder.models import SCHEMA_VERSION, Model
-from perfladder.rundir import RunDirectory, seems_to_run
+from perfladder.rundir import TUNINGS, RunDirectory, seems_to_run
 
 KEEP_FILE = "keep"
 REMOVED_FILE = "removed.json"
@@ -73,12 +73,13 @@ class Removed(Model):
 
 
 def all_runs(runs_dir: Path) -> list[Path]:
-    """The folders of all runs, the oldest first; those behind links are not among them."""
+    """The folders of all runs, those of tuning too, the oldest first; those behind links are not among them."""
     root = runs_dir.resolve()
     found = [
         path.parent
-        for path in root.glob("*/*/run.json")
-        if not any(part.is_symlink() for part in (path, path.parent, path.parent.parent))
+        for pattern in ("*/*/run.json", f"{TUNINGS}/*/*/run.json")
+        for path in root.glob(pattern)
+        if not any(part.is_symlink() for part in (path, *path.parents) if part.is_relative_to(root) and part != root)
     ]
     return sorted(found, key=lambda path: path.name)
 
@@ -255,7 +256,7 @@ def _unlink_below(root: Path, name: str) -> None:
 
 def _others(root: Path, runs: list[Path]) -> dict[str, int]:
     """What lies in a runs folder besides runs: stores of MLflow and Prefect, comparisons."""
-    of_runs = {path.parent.name for path in runs}
+    of_runs = {path.relative_to(root).parts[0] for path in runs}
     found = {}
     for path in sorted(root.iterdir()):
         if path.is_symlink() or path.name in of_runs:

@@ -6,7 +6,7 @@ runs/<workload>/<time>-<id>/
     environment.json    what the session found when it loaded the target
     <n>-<rung>/<rung>.json   one rung's result, with its traces and captures beside it
     <n>-<rung>/key.json      what that result rests on
-    report.md, report.json
+    report.html, report.md, report.json
     session.log         all that the target printed
 """
 
@@ -33,10 +33,15 @@ from perfladder.models import SCHEMA_VERSION, Model, newer_schema
 from perfladder.workload import Workload
 
 RunStatus = Literal["running", "done", "failed", "interrupted"]
+RunKind = Literal["profile", "tuning"]
 M = TypeVar("M", bound=BaseModel)
 
 _MIN_FREE_BYTES = 256 << 20
 KEY_FILE = "key.json"
+SETTINGS_FILE = "settings.json"
+"""In a tuning run: what it was asked for, besides the workload."""
+TUNINGS = "tunings"
+"""Folder of tuning runs in a runs folder, where nothing takes them for profiles."""
 
 
 class RungEntry(Model):
@@ -53,6 +58,7 @@ class RunRecord(Model):
     """`run.json`."""
 
     schema_version: int = SCHEMA_VERSION
+    kind: RunKind = "profile"
     run_id: str
     workload_name: str
     workload_source: str
@@ -70,7 +76,11 @@ class RunRecord(Model):
     mlflow_run_id: str | None = None
     mlflow_tracking_uri: str | None = None
     mlflow_error: str | None = None
+    mlflow_run_url: str | None = Field(default=None, description="Its page; None: the store has none.")
+    mlflow_model_version: str | None = Field(default=None, description="Name and version of a kept archive there.")
     prefect_flow_run_id: str | None = None
+    prefect_flow_run_url: str | None = Field(default=None, description="Its page; None: the server ends with the run.")
+    profile_runs: dict[str, str] = Field(default={}, description="Of a tuning run: the run of each step that profiles.")
 
     @property
     def is_finished(self) -> bool:
@@ -87,7 +97,7 @@ class RunDirectory:
         self._release: weakref.finalize[..., RunDirectory] | None = None
 
     @classmethod
-    def create(cls, root: Path, workload: Workload, *, source: str, base_dir: Path) -> Self:
+    def create(cls, root: Path, workload: Workload, *, source: str, base_dir: Path, kind: RunKind = "profile") -> Self:
         """Make a new run's folder below `root`, and find out now whether it can be written.
 
         Args:
@@ -106,6 +116,7 @@ class RunDirectory:
         run_id = f"{now:%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
         path = root.resolve() / workload.name / run_id
         record = RunRecord(
+            kind=kind,
             run_id=run_id,
             workload_name=workload.name,
             workload_source=source or str(path / "workload.yaml"),
@@ -122,7 +133,7 @@ class RunDirectory:
         return run
 
     @classmethod
-    def resume(cls, path: Path, workload: Workload) -> Self:
+    def resume(cls, path: Path, workload: Workload, *, kind: RunKind = "profile") -> Self:
         """Open an unfinished run to go on with it, and find out now whether it can be written.
 
         Raises:
@@ -130,6 +141,9 @@ class RunDirectory:
             NotPossibleHereError: The folder is read-only or its disk is full.
         """
         run = cls.open(path.resolve())
+        if run.record.kind != kind:
+            verb = {"profile": "perfladder run", "tuning": "perfladder tune --prove"}[run.record.kind]
+            raise InputError(f"--resume: {path} was made by {verb}; go on with it by the same command.")
         if run.record.workload_name != workload.name:
             raise InputError(
                 f"--resume: run {run.record.run_id} is of the workload {run.record.workload_name!r}, and "

@@ -36,7 +36,7 @@ class Sweep(Model):
     @property
     def scenario_names(self) -> list[str]:
         """One name for each value: `batch 8`; a value that is no plain word or number goes by its place, `#2`."""
-        return [f"{self.input} {_plain(value) or f'#{place}'}" for place, value in enumerate(self.values, 1)]
+        return [f"{self.input} {plain_value(value) or f'#{place}'}" for place, value in enumerate(self.values, 1)]
 
     def items_of(self, place: int, default: int) -> int:
         """Items in one call with the value at `place`, counted from 0."""
@@ -68,6 +68,7 @@ def _key_in(owner: Any, part: str, path: str) -> str | int:
     raise ValueError(f"sweep.input: {path!r} leads nowhere in 'inputs': there is no {part!r}")
 
 
-def _plain(value: JsonValue) -> str | None:
+def plain_value(value: JsonValue) -> str | None:
+    """A plain word or number as a part of a name; None for what is none."""
     is_plain = isinstance(value, (bool, int, float)) or (isinstance(value, str) and value.isprintable() and value)
     return str(value) if is_plain and len(str(value)) <= 40 else None

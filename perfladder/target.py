@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, JsonValue
 
+from perfladder.checksums import Checksums
 from perfladder.distributed import RankGroup, RankPlace, initialize_default_group, rank_device
 from perfladder.environment import (
     Environment,
@@ -33,12 +34,13 @@ from perfladder.environment import (
     take_snapshot,
 )
 from perfladder.errors import InputError, NotPossibleHereError, PerfladderError, WorkloadError
+from perfladder.files import cache_folder
 from perfladder.instrument import attribute_at, named_modules_of, paths_of, set_attribute_at
 from perfladder.models import Model
 from perfladder.progress import Progress
 from perfladder.stage_alone import Holder, stage_alone
 from perfladder.text import near_names
-from perfladder.workload import SDPA_BACKENDS, Fingerprints, Workload
+from perfladder.workload import SDPA_BACKENDS, Fingerprints, TunedArchive, Workload
 
 if TYPE_CHECKING:
     import torch
@@ -80,6 +82,7 @@ class LoadedInfo(Model):
     num_parameters: int
     attention_backend: str
     compiled_modules: list[str]
+    tuned_modules: list[str] = Field(default=[], description="Those that an archive serves.")
     load_s: dict[str, float]
     environment: Environment
     snapshot: Snapshot
@@ -156,6 +159,7 @@ class LoadedTarget:
         self.obj: Any = None
         self.device: torch.device = None  # type: ignore[assignment]  # set by load()
         self.compiled_modules: list[str] = []
+        self.tuned_modules: list[str] = []
         self._call: Callable[..., Any] = None  # type: ignore[assignment]  # set by load()
         self._inputs: dict[str, dict[str, Any]] = {}
         self._prepared: dict[str, dict[str, Any]] = {}
@@ -225,6 +229,9 @@ class LoadedTarget:
             self.obj = self._move(built, takes)
         with _seconds(seconds, "compile"):
             self._compile(only)
+        if self.workload.tuned is not None:
+            with _seconds(seconds, "tuned"):
+                self._load_tuned(self.workload.tuned, only)
         self._check_attention_backend(is_whole=only is None)
         if only is None and prepares_call:
             self._prepare_call()
@@ -316,6 +323,7 @@ class LoadedTarget:
             num_parameters=sum(p.numel() for p in parameters),
             attention_backend=self.workload.attention_backend or "default",
             compiled_modules=self.compiled_modules,
+            tuned_modules=self.tuned_modules,
             load_s=load_s,
             environment=collect_environment(os.environ),
             snapshot=take_snapshot(),
@@ -417,6 +425,22 @@ class LoadedTarget:
                 for name in dict.fromkeys([path, *paths_of(self.obj, module)]):
                     set_attribute_at(self.obj, name, compiled, field_name="compile.only")
             self.compiled_modules.append(path)
+
+    def _load_tuned(self, tuned: TunedArchive, only: str | None) -> None:
+        """Put the archive's modules in place; of a stage alone those that it is or holds."""
+        from perfladder.tuning.checkpoint import archive_path, list_modules, load
+        from perfladder.tuning.wrap import wrapped_in
+
+        archive = archive_path(self.base_dir / tuned.archive)
+        sums = Checksums(cache_folder(os.environ))
+        if tuned.sha256 is not None and sums.of(archive) not in (tuned.sha256, None):
+            raise InputError(f"tuned.sha256: {archive} is another archive. Leave the sum out, or name the one meant.")
+        paths = None
+        if only:
+            paths = [path for path in list_modules(archive) if f"{path}.".startswith(f"{only}.")]
+        if paths != []:
+            self.obj = load(self.obj, archive, modules=paths, trust=tuned.trust, disable_external_logging=False)
+            self.tuned_modules = paths or sorted({control.path or "" for control in wrapped_in(self.obj)})
 
     def _check_attention_backend(self, *, is_whole: bool) -> None:
         """Set a diffusers attention backend; refuse one that cannot serve here, instead of falling back."""

@@ -51,6 +51,16 @@ class CompileConfig(Model):
     only: list[Site] | None = Field(default=None, description="Modules to compile; by default every stage module.")
 
 
+class TunedArchive(Model):
+    """Tuned modules that are put into the target before anything is measured."""
+
+    archive: str = Field(min_length=1, description="As `perfladder tune --save` wrote it; relative to this file.")
+    sha256: str | None = Field(
+        default=None, pattern="^[0-9a-f]{64}$", description="Of the archive: another one is refused."
+    )
+    trust: bool = Field(default=False, description="Also use files in it that are code, as some backends write.")
+
+
 class InputSet(NamedTuple):
     """The inputs of one scenario, whole, and how many items one call with them makes."""
 
@@ -92,6 +102,7 @@ class Workload(Model):
     dtype: DType | None = None
     attention_backend: str | None = None
     compile: CompileConfig | None = None
+    tuned: TunedArchive | None = None
     model: str | None = None
     task: str | None = None
     seed: int = Field(default=0, ge=0, lt=2**63)
@@ -156,6 +167,12 @@ class Workload(Model):
         return self
 
     @model_validator(mode="after")
+    def _modules_are_compiled_or_tuned(self) -> Workload:
+        if self.compile is not None and self.tuned is not None:
+            raise ValueError("compile and tuned exclude each other: an archive has what serves its modules")
+        return self
+
+    @model_validator(mode="after")
     def _requests_have_one_process(self) -> Workload:
         if self.concurrency and self.nproc > 1:
             raise ValueError(
@@ -205,7 +222,7 @@ class Fingerprint(Model):
 
 
 _WORK = ("target", "target_args", "call", "inputs", "scenarios", "sweep", "seed", "model", "task")
-_CONFIGURATION = ("dtype", "attention_backend", "compile", "device", "nproc")
+_CONFIGURATION = ("dtype", "attention_backend", "compile", "tuned", "device", "nproc")
 _PROTOCOL = (
     "metric",
     "items_per_call",

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from prefect import task
-from prefect.artifacts import create_markdown_artifact, create_table_artifact
+from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
+from prefect.runtime import flow_run
 
 from perfladder.ladder import ClimbOutcome
 from perfladder.rundir import RunDirectory
+from perfladder.tasks.steps import skill_task
 
 
 def publish(run: RunDirectory, outcome: ClimbOutcome) -> None:
@@ -18,7 +19,8 @@ def publish(run: RunDirectory, outcome: ClimbOutcome) -> None:
     publish_task(run, outcome, return_state=True)
 
 
-@task(
+@skill_task(
+    "7. Report",
     name="publish",
     task_run_name="publish",
     cache_policy=NO_CACHE,
@@ -33,6 +35,19 @@ def publish_task(run: RunDirectory, outcome: ClimbOutcome) -> None:
     if report.is_file():
         create_markdown_artifact(report.read_text(encoding="utf-8"), key=artifact_key("report", run), description=where)
     create_table_artifact(findings_table(outcome), key=artifact_key("findings", run), description=where)
+    link_to_mlflow(run.record.mlflow_run_url, run.record.workload_name)
+
+
+def link_to_mlflow(url: str | None, name: str) -> None:
+    """Create the artifact `mlflow-<name>`, a link to the page of the MLflow run; a database as store has no pages."""
+    if url is not None:
+        create_link_artifact(url, link_text="The run in MLflow", key=key_of("mlflow", name), description=url)
+
+
+def page_of_flow_run() -> str | None:
+    """The page of the flow run that this is called in; None where the server has none, as the one of a run's own."""
+    url = flow_run.ui_url if flow_run.get_id() else None
+    return url if url and url.startswith("http") else None
 
 
 def artifact_key(kind: str, run: RunDirectory) -> str:

@@ -9,20 +9,22 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from prefect import task
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
+from prefect.runtime import flow_run
 from prefect.states import Completed, Failed
 
 from perfladder.comparing.model import Change, RunComparison, Where
 from perfladder.comparing.runs import compare_read
 from perfladder.comparing.sides import MeasuredSide, read_side
 from perfladder.comparing.views import render_comparison, write_comparison
-from perfladder.tasks.artifacts import key_of
+from perfladder.tasks.artifacts import key_of, link_to_mlflow, page_of_flow_run
 from perfladder.tasks.find import find_anywhere
+from perfladder.tasks.steps import skill_task
 from perfladder.tasks.store import StoreError, TrackingStore
 
+_STEP = "6. Decide, and stop"
 _PLAIN: dict[str, Any] = {"cache_policy": NO_CACHE, "retries": 0, "persist_result": False}
 _UPLOADING: dict[str, Any] = {"cache_policy": NO_CACHE, "retries": 1, "retry_delay_seconds": 1, "persist_result": False}
 
@@ -34,20 +36,20 @@ def find_side(names: str | Sequence[str], where: Where, tracking_uri: str, runs_
     return step(named, where, tracking_uri, runs_dir)
 
 
-@task(**_PLAIN)
+@skill_task(_STEP, **_PLAIN)
 def find_side_task(names: list[str], where: Where, tracking_uri: str, runs_dir: Path) -> MeasuredSide:
     """Read what was measured of one side."""
     paths = [path for name in names for path in find_anywhere(name, tracking_uri, os.environ, runs_dir)]
     return read_side(paths, f"{where} {', '.join(names)}")
 
 
-@task(name="compare", task_run_name="compare", **_PLAIN)
+@skill_task(_STEP, name="compare", task_run_name="compare", **_PLAIN)
 def compare_sides_task(baseline: MeasuredSide, candidate: MeasuredSide, min_effect: float) -> RunComparison:
     """Compare the two sides; nothing is measured."""
     return compare_read(baseline, candidate, min_effect=min_effect)
 
 
-@task(name="save", task_run_name="save", **_PLAIN)
+@skill_task(_STEP, name="save", task_run_name="save", **_PLAIN)
 def save_comparison(comparison: RunComparison, folder: Path | None, runs_dir: Path) -> Path:
     """Write the comparison's files before anyone else hears of it."""
     if folder is None:
@@ -62,7 +64,7 @@ def publish_comparison(comparison: RunComparison, folder: Path) -> None:
     publish_comparison_task(comparison, folder, return_state=True)
 
 
-@task(name="publish", task_run_name="publish", **_UPLOADING)
+@skill_task("7. Report", name="publish", task_run_name="publish", **_UPLOADING)
 def publish_comparison_task(comparison: RunComparison, folder: Path) -> None:
     """Create the artifacts `comparison-<workload>` and `changes-<workload>`; each comparison adds a version."""
     markdown, name = render_comparison(comparison), comparison.workload
@@ -97,17 +99,18 @@ def log_comparison(store: TrackingStore, comparison: RunComparison, folder: Path
         store.tell(f"Not in MLflow: {state.message} Everything is in {folder}.")
 
 
-@task(name="comparison-to-mlflow", task_run_name="comparison-to-mlflow", **_UPLOADING)
+@skill_task(_STEP, name="comparison-to-mlflow", task_run_name="comparison-to-mlflow", **_UPLOADING)
 def log_comparison_task(store: TrackingStore, comparison: RunComparison, folder: Path) -> State[None]:
-    """Make an MLflow run with the comparison's metrics, tags and files."""
-    from perfladder.tasks.tracking import log_folder
+    """Make an MLflow run with the comparison's metrics, tags and files; it and the flow run link to each other."""
+    from perfladder.tasks.tracking import log_folder, prefect_tags
 
     metrics = comparison_metrics(comparison)
-    tags = _tags(comparison)
+    tags = _tags(comparison) | prefect_tags(flow_run.get_id(), page_of_flow_run())
     try:
-        failures = store.ask(
+        run_id, failures = store.ask(
             lambda target: log_folder(target, f"compare-{comparison.workload}-{folder.name}", folder, metrics, tags)
         )
+        link_to_mlflow(store.page_of(run_id), comparison.workload)
     except StoreError as error:
         return Failed(message=str(error))
     return Failed(message="; ".join(failures)) if failures else Completed(message="Uploaded")

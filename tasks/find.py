@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _PARENT_TAG = "mlflow.parentRunId"
 _FOLDER_TAG = "perfladder.run_dir"
 _RUN_ID_TAG = "perfladder.run_id"
+_KIND_TAG = "perfladder.kind"
 _RUNG_TAG = "perfladder.rung"
 _KEY = re.compile(r"[\w./:\- ]+")
 
@@ -72,6 +73,10 @@ def _find(target: Target, name: str, runs_dir: Path) -> Path:
     if run_id is None or folder is None:
         raise InputError(
             f"{name}: the MLflow run {run.info.run_id} is not one of perfladder's: it has no {_RUN_ID_TAG}."
+        )
+    if run.data.tags.get(_KIND_TAG) == "tuning":
+        raise InputError(
+            f"{name}: the MLflow run {run.info.run_id} is of a tuning; its tags name the runs it compared."
         )
     with contextlib.suppress(InputError):
         if read_model(Path(folder) / "run.json", RunRecord).run_id == run_id:

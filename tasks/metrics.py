@@ -28,6 +28,11 @@ def metrics_of(result: RungResult) -> dict[str, float]:
     pairs = (
         [*_plain_numbers(result), *_more(result)] if result.status == "done" else [("duration_s", result.duration_s)]
     )
+    return finite(pairs)
+
+
+def finite(pairs: Pairs) -> dict[str, float]:
+    """Those that have a finite value."""
     return {name: float(value) for name, value in pairs if value is not None and math.isfinite(value)}
 
 
@@ -68,10 +73,28 @@ def _(result: StagesResult) -> Pairs:
     if result.metric is not None:
         yield from metric_that_matters(result.metric).items()
     yield from _load(result)
+    yield from _ranks(result)
     for scenario in result.scenarios:
         prefix = "" if scenario is result.scenarios[0] else f"scenario/{scenario.name}/"
         for name, value in _scenario(scenario):
             yield prefix + name, value
+
+
+def _ranks(result: StagesResult) -> Pairs:
+    """Each rank beside the job's own numbers, which are those of its slowest rank in each run."""
+    if result.ranks is None:
+        return
+    yield "ranks/start_skew_p50_ms", result.ranks.start.p50_ms
+    yield "ranks/end_skew_p50_ms", result.ranks.end.p50_ms
+    for own in result.ranks.ranks:
+        prefix = f"rank/{own.rank}"
+        yield f"{prefix}/wall_ms_p50", own.wall_ms.summary.p50
+        yield f"{prefix}/lag_ms", own.lag_ms
+        yield f"{prefix}/num_runs_slowest", own.num_runs_slowest
+        yield f"{prefix}/peak_host_rss_bytes", own.peak_host_rss_bytes
+        yield f"{prefix}/peak_device_allocated_bytes", own.peak_device_allocated_bytes
+        for stage in own.stages:
+            yield f"{prefix}/stage/{stage.name}/self_ms_p50", stage.self_ms
 
 
 def _load(result: StagesResult) -> Pairs:
@@ -136,6 +159,11 @@ def _(result: RegionsResult) -> Pairs:
             ("outside_cpu_share", result.residual.cpu_share),
             ("outside_device_share", result.residual.device_share),
         )
+
+    for own in result.ranks:
+        yield f"rank/{own.rank}/profiled_ms", own.profiled_ms
+        yield f"rank/{own.rank}/device_busy_ms", own.device_busy_ms
+        yield f"rank/{own.rank}/outside_share", own.residual_share
 
 
 @_more.register

@@ -13,14 +13,13 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeVar
 from urllib.parse import urlsplit
 
 from perfladder.errors import InputError
-from perfladder.ladder import Rung
 from perfladder.rundir import RunDirectory
 from perfladder.tasks.running import running_address
-from perfladder.tasks.uploads import BEGIN, END, Part, note_part, part_of
+from perfladder.tasks.uploads import BEGIN, END, REGISTRATION, Part, kept_archive, note_part, part_of
 from perfladder.tasks.variables import variables_set
 
 if TYPE_CHECKING:
@@ -45,6 +44,9 @@ _OPEN_LIMIT_OTHERS_S = 120.0
 """A database may have to be created first, and may wait for another process that creates it."""
 
 _CALL_LIMIT_S = 60.0
+_SLOW_BYTES_PER_S = 5e6
+"""An archive may need so much longer than other uploads."""
+
 _MAX_FAILURES = 2
 _DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 _SERVERS = ("http", "https", "databricks", "uc")
@@ -52,6 +54,14 @@ _SERVERS = ("http", "https", "databricks", "uc")
 
 class StoreError(Exception):
     """The tracking store cannot be reached, refuses, or did not answer in time."""
+
+
+class Named(Protocol):
+    """A rung, or a step of a tuning run."""
+
+    @property
+    def name(self) -> str:
+        """By which the run's record has it."""
 
 
 class Target(NamedTuple):
@@ -176,18 +186,64 @@ class TrackingStore:
         part = part_of(run, BEGIN)
         run.update(mlflow_tracking_uri=self.shown_uri)
         run_id = self._call(run, "log_begin")
-        run.update(mlflow_run_id=run_id)
+        run.update(mlflow_run_id=run_id, mlflow_run_url=self.page_of(run_id))
         self._begun.add(run.record.run_id)
         self._note_part(run, BEGIN, part)
 
-    def log_rung(self, run: RunDirectory, rung: Rung) -> list[str]:
-        """Upload one rung; returns what could not be uploaded.
+    def log_part(self, run: RunDirectory, name: str) -> list[str]:
+        """Upload one part of a run, by its name; returns what could not be uploaded.
 
         Raises:
             StoreError: It is not in the store.
         """
         self.begin(run)
-        return self._log(run, rung.name, "log_rung", rung.name)
+        if name == BEGIN:
+            return []
+        if name == END:
+            return self.log_end(run)
+        return self.register(run) if name == REGISTRATION else self._log(run, name, "log_rung", name)
+
+    def log_rung(self, run: RunDirectory, rung: Named) -> list[str]:
+        """Upload one rung, or one step of a tuning run; returns what could not be uploaded.
+
+        Raises:
+            StoreError: It is not in the store.
+        """
+        return self.log_part(run, rung.name)
+
+    def register(self, run: RunDirectory) -> list[str]:
+        """Upload the archive that a tuning run keeps, and make it a version of a registered model; once for each run.
+
+        Raises:
+            StoreError: It is not in the store.
+        """
+        self.begin(run)
+        archive = kept_archive(run)
+        if archive is None:
+            return []
+        num_bytes = archive.stat().st_size if archive.is_file() else 0
+        before, self.call_limit_s = self.call_limit_s, self.call_limit_s + num_bytes / _SLOW_BYTES_PER_S
+        try:
+            failures = self._log(run, REGISTRATION, "log_registration")
+        finally:
+            self.call_limit_s = before
+        if not failures:
+            version: str = self._call(run, "model_version")
+            run.update(mlflow_model_version=version)
+        return failures
+
+    def page_of(self, run_id: str) -> str | None:
+        """The page of an MLflow run; None where the store is a database, which has no pages.
+
+        Raises:
+            StoreError: The store could not be opened.
+        """
+        parts = urlsplit(self.uri)
+        if parts.scheme not in ("http", "https"):
+            return None
+        host = parts.netloc.rpartition("@")[2]
+        root = f"{parts.scheme}://{host}{parts.path.rstrip('/')}"
+        return f"{root}/#/experiments/{self._target().experiment_id}/runs/{run_id}"
 
     def log_end(self, run: RunDirectory) -> list[str]:
         """Upload how the run ended, and its report; once for each run.

@@ -20,12 +20,13 @@ from mlflow.entities import Metric, Param, RunTag
 from pydantic import JsonValue
 
 from perfladder.ladder import RUNGS, rung_named
-from perfladder.rundir import RunDirectory, RungEntry, RunRecord, read_model
+from perfladder.rundir import SETTINGS_FILE, RunDirectory, RungEntry, RunRecord, read_model
 from perfladder.rungs.base import RungResult
 from perfladder.rungs.stages import StagesResult
 from perfladder.target import LoadedInfo
 from perfladder.tasks.metrics import headline, metrics_of
 from perfladder.tasks.names import flatten, slugs
+from perfladder.tasks.nights import night_metrics, night_tags
 from perfladder.tasks.store import Target
 from perfladder.tasks.uploads import NOT_PART_OF_IT
 
@@ -39,7 +40,7 @@ _STATUS = {"running": "RUNNING", "done": "FINISHED", "failed": "FAILED", "interr
 _MAX_FILE_FAILURES = 2
 
 
-class _Files(NamedTuple):
+class Files(NamedTuple):
     """Files of one folder to upload, and those that stay, with the reason."""
 
     root: Path
@@ -50,33 +51,42 @@ class _Files(NamedTuple):
 def log_begin(target: Target, run: RunDirectory, *, max_artifact_bytes: int) -> str:
     """Make the parent run, with the workload as params and the environment as tags; returns its id."""
     record = run.record
-    parent_id = _runs_of(target, record).get(None) or _create(target, record, {}, record.run_id, _ms(record.started_at))
-    params, tags = flatten(json.loads(_workload_json(run))), _parent_tags(run)
+    parent_id = runs_of(target, record).get(None) or _create(
+        target, record, {}, record.run_id, ms_of(record.started_at)
+    )
+    params, tags = flatten(json.loads(_workload_json(run))) | _settings(run), _parent_tags(run)
     if record.resumed_at:
         if record.ended_at is None:
             target.client.update_run(parent_id, status="RUNNING")
         # MLflow never lets a param change, and another limit, say, is no reason for another run.
         params, changed = _unlogged(target.client.get_run(parent_id).data.params, params)
         tags |= {f"perfladder.resumed_with.{name}": value for name, value in changed.items()}
-    _log_values(target.client, parent_id, params, tags)
+    log_values(target.client, parent_id, params, tags)
     return parent_id
 
 
 def log_rung(target: Target, run: RunDirectory, name: str, *, max_artifact_bytes: int) -> list[str]:
-    """Make or complete a rung's nested run: tags, metrics in one batch, files. Returns what could not be uploaded."""
+    """Make or complete a rung's nested run: tags, metrics in one batch, files. Returns what could not be uploaded.
+
+    A step of a tuning run has no run of its own: it goes into that of the whole.
+    """
+    if run.record.kind == "tuning":
+        from perfladder.tasks.tuning_tracking import log_step
+
+        return log_step(target, run, name, max_artifact_bytes=max_artifact_bytes)
     entry = next(entry for entry in run.record.rungs if entry.name == name)
     rung = rung_named(name)
     result = read_model(run.path / entry.folder / f"{name}.json", rung.result_type)
-    start_ms = _ms(result.started_at or run.record.started_at)
-    runs = _runs_of(target, run.record)
+    start_ms = ms_of(result.started_at or run.record.started_at)
+    runs = runs_of(target, run.record)
     tags = {RUNG_TAG: name, "mlflow.parentRunId": str(runs[None])}
     if name in runs and target.client.get_run(runs[name]).info.start_time != start_ms:
         # Of an earlier measurement, whose numbers must not stand among the new ones.
         target.client.delete_run(runs.pop(name))
     run_id = runs.get(name) or _create(target, run.record, tags, f"{rung.number}-{name}", start_ms)
     files = _rung_files(run, entry, max_artifact_bytes)
-    renamed = _log_metrics(target.client, run_id, metrics_of(result), start_ms)
-    _log_values(target.client, run_id, {}, _rung_tags(result, files))
+    renamed = log_metrics(target.client, run_id, metrics_of(result), start_ms)
+    log_values(target.client, run_id, {}, _rung_tags(result, files))
     _end(
         target,
         run_id,
@@ -85,33 +95,52 @@ def log_rung(target: Target, run: RunDirectory, name: str, *, max_artifact_bytes
     )
     if renamed:
         target.client.log_dict(run_id, renamed, "metric_names.json")
-    return _upload(target.client, run_id, files)
+    return upload_files(target.client, run_id, files)
+
+
+def log_registration(target: Target, run: RunDirectory, *, max_artifact_bytes: int) -> list[str]:
+    """Upload the archive that a tuning run keeps, and register it. Returns what could not be uploaded."""
+    from perfladder.tasks.tuning_tracking import register
+
+    return register(target, run)
+
+
+def model_version(target: Target, run: RunDirectory, *, max_artifact_bytes: int) -> str:
+    """Name and version of the registered archive."""
+    from perfladder.tasks.tuning_tracking import find_version
+
+    return find_version(target, run) or ""
 
 
 def log_end(target: Target, run: RunDirectory, *, max_artifact_bytes: int) -> list[str]:
     """Complete the parent run: the metric that matters, how it ended, report and records."""
     record = run.record
-    parent_id = str(_runs_of(target, record)[None])
-    start_ms = _ms(record.started_at)
-    metrics = _headline(run)
+    parent_id = str(runs_of(target, record)[None])
+    start_ms = ms_of(record.started_at)
+    metrics = _headline(run) | night_metrics(run)
     if record.ended_at is not None:
-        metrics["wall_s"] = (_ms(record.ended_at) - start_ms) / 1000
-    _log_metrics(target.client, parent_id, metrics, start_ms)
+        metrics["wall_s"] = (ms_of(record.ended_at) - start_ms) / 1000
+    log_metrics(target.client, parent_id, metrics, start_ms)
     own = (path for path in run.path.iterdir() if path.suffix != ".log" and path.name not in NOT_PART_OF_IT)
-    files = _files(run.path, own, max_artifact_bytes)
-    _log_values(target.client, parent_id, {}, _parent_tags(run) | _end_tags(record, files) | _description(run))
+    files = files_of(run.path, own, max_artifact_bytes)
+    tags = _parent_tags(run) | _end_tags(record, files) | night_tags(run) | _description(run)
+    if record.kind == "tuning":
+        from perfladder.tasks.tuning_tracking import outcome_tags
+
+        tags |= outcome_tags(run)
+    log_values(target.client, parent_id, {}, tags)
     if record.ended_at is not None:
-        _end(target, parent_id, _STATUS[record.status], _ms(record.ended_at))
-    return _upload(target.client, parent_id, files)
+        _end(target, parent_id, _STATUS[record.status], ms_of(record.ended_at))
+    return upload_files(target.client, parent_id, files)
 
 
 def log_folder(
     target: Target, name: str, folder: Path, metrics: Mapping[str, float], tags: Mapping[str, str]
-) -> list[str]:
+) -> tuple[str, list[str]]:
     """Make a run of its own with metrics, tags and the files of a folder, or complete one of that name.
 
     Returns:
-        What could not be uploaded.
+        The run's id, and what could not be uploaded.
     """
     now_ms = int(datetime.now(UTC).timestamp() * 1000)
     found = target.client.search_runs([target.experiment_id], f"attributes.run_name = '{name}'")
@@ -122,16 +151,16 @@ def log_folder(
         else target.client.create_run(target.experiment_id, start_time=now_ms, tags=own, run_name=name)
     )
     run_id = str(run.info.run_id)
-    renamed = _log_metrics(target.client, run_id, metrics, int(run.info.start_time))
-    _log_values(target.client, run_id, {}, tags)
+    renamed = log_metrics(target.client, run_id, metrics, int(run.info.start_time))
+    log_values(target.client, run_id, {}, tags)
     if renamed:
         target.client.log_dict(run_id, renamed, "metric_names.json")
-    failures = _upload(target.client, run_id, _files(folder, folder.iterdir(), sys.maxsize))
+    failures = upload_files(target.client, run_id, files_of(folder, folder.iterdir(), sys.maxsize))
     _end(target, run_id, "FINISHED", now_ms)
-    return failures
+    return run_id, failures
 
 
-def _runs_of(target: Target, record: RunRecord) -> dict[str | None, str]:
+def runs_of(target: Target, record: RunRecord) -> dict[str | None, str]:
     """The MLflow runs of a perfladder run, by rung; the parent's rung is None."""
     found = target.client.search_runs([target.experiment_id], f"tags.`{RUN_ID_TAG}` = '{record.run_id}'")
     return {run.data.tags.get(RUNG_TAG): run.info.run_id for run in found}
@@ -147,7 +176,7 @@ def _end(target: Target, run_id: str, status: str, end_ms: int) -> None:
     target.client.set_terminated(run_id, status=status, end_time=end_ms)
 
 
-def _log_metrics(client: MlflowClient, run_id: str, metrics: Mapping[str, float], time_ms: int) -> dict[str, str]:
+def log_metrics(client: MlflowClient, run_id: str, metrics: Mapping[str, float], time_ms: int) -> dict[str, str]:
     """Log all metrics at once, at a fixed time: a second upload adds nothing. Returns the names that were changed."""
     names = slugs(metrics)
     # MLflow stores an infinite number as a large finite one, without an error.
@@ -156,7 +185,7 @@ def _log_metrics(client: MlflowClient, run_id: str, metrics: Mapping[str, float]
     return {spelt: name for name, spelt in names.items() if spelt != name}
 
 
-def _log_values(client: MlflowClient, run_id: str, params: Mapping[str, str], tags: Mapping[str, str]) -> None:
+def log_values(client: MlflowClient, run_id: str, params: Mapping[str, str], tags: Mapping[str, str]) -> None:
     """Log params and tags; a value that is too long becomes its digest, and the whole text an artifact."""
     long_values: dict[str, str] = {}
     param_names, tag_names = slugs(params), slugs(tags)
@@ -189,6 +218,12 @@ def _unlogged(logged: Mapping[str, str], wanted: Mapping[str, str]) -> tuple[dic
     return new, changed
 
 
+def _settings(run: RunDirectory) -> dict[str, str]:
+    """What a tuning run was asked for, besides its workload."""
+    path = run.path / SETTINGS_FILE
+    return flatten(json.loads(path.read_text(encoding="utf-8")), "proof") if path.is_file() else {}
+
+
 def _workload_json(run: RunDirectory) -> str:
     import yaml
 
@@ -199,9 +234,11 @@ def _parent_tags(run: RunDirectory) -> dict[str, str]:
     record = run.record
     tags = {
         "perfladder.version": record.perfladder_version,
+        "perfladder.kind": record.kind,
         "perfladder.workload": record.workload_name,
         "perfladder.workload_source": record.workload_source,
         "perfladder.run_dir": str(run.path),
+        **prefect_tags(record.prefect_flow_run_id, record.prefect_flow_run_url),
     }
     environment = run.path / "environment.json"
     if not environment.is_file():
@@ -212,6 +249,12 @@ def _parent_tags(run: RunDirectory) -> dict[str, str]:
     return tags | _environment_tags(info)
 
 
+def prefect_tags(flow_run_id: str | None, url: str | None) -> dict[str, str]:
+    """The same run in Prefect."""
+    tags = {"perfladder.prefect_flow_run_id": flow_run_id, "perfladder.prefect_flow_run_url": url}
+    return {name: value for name, value in tags.items() if value}
+
+
 def _environment_tags(info: LoadedInfo) -> dict[str, str]:
     """What stays the same from run to run on this machine; the moving state is in the artifact environment.json."""
     prints = info.fingerprints
@@ -219,7 +262,15 @@ def _environment_tags(info: LoadedInfo) -> dict[str, str]:
         "env": {**info.environment.model_dump(mode="json"), "fingerprint": info.environment.fingerprint},
         "target": info.model_dump(
             mode="json",
-            include={"target_type", "device", "dtypes", "num_parameters", "attention_backend", "compiled_modules"},
+            include={
+                "target_type",
+                "device",
+                "dtypes",
+                "num_parameters",
+                "attention_backend",
+                "compiled_modules",
+                "tuned_modules",
+            },
         ),
         "git": info.git.model_dump(mode="json"),
         "fingerprint": {name: getattr(prints, name).digest for name in ("work", "configuration", "protocol")},
@@ -227,7 +278,7 @@ def _environment_tags(info: LoadedInfo) -> dict[str, str]:
     return {name: text for name, text in flatten(described).items() if text != "null"}
 
 
-def _rung_tags(result: RungResult, files: _Files) -> dict[str, str]:
+def _rung_tags(result: RungResult, files: Files) -> dict[str, str]:
     tags = {
         "perfladder.status": result.status,
         "perfladder.reason": result.reason,
@@ -238,13 +289,12 @@ def _rung_tags(result: RungResult, files: _Files) -> dict[str, str]:
     return {name: value for name, value in tags.items() if value}
 
 
-def _end_tags(record: RunRecord, files: _Files) -> dict[str, str]:
+def _end_tags(record: RunRecord, files: Files) -> dict[str, str]:
     tags = {
         "perfladder.status": record.status,
         "perfladder.exit_code": str(record.exit_code),
         "perfladder.error": record.error,
         "perfladder.stopped_because": record.stopped_because,
-        "perfladder.prefect_flow_run_id": record.prefect_flow_run_id,
         "perfladder.not_uploaded": _kept_back_text(files),
     }
     return {name: value for name, value in tags.items() if value}
@@ -269,12 +319,12 @@ def _headline(run: RunDirectory) -> dict[str, float]:
     return headline(read_model(run.path / entry.folder / f"{entry.name}.json", StagesResult))
 
 
-def _rung_files(run: RunDirectory, entry: RungEntry, max_bytes: int) -> _Files:
+def _rung_files(run: RunDirectory, entry: RungEntry, max_bytes: int) -> Files:
     """The files of a rung. A capture holds prompts and pictures of users: only its result goes into the store."""
     folder = run.path / entry.folder
     paths = [path for path in folder.rglob("*") if not path.is_symlink() and path.is_file()]
     captured = [path for path in paths if _is_captured(path, run.path, entry)]
-    files = _files(folder, [path for path in paths if path not in captured], max_bytes)
+    files = files_of(folder, [path for path in paths if path not in captured], max_bytes)
     if captured:
         files.kept_back["captured inputs and outputs"] = (
             f"{len(captured)} files with the pipeline's data stay in {folder}"
@@ -287,9 +337,9 @@ def _is_captured(path: Path, root: Path, entry: RungEntry) -> bool:
     return not is_result and any(part.endswith("-capture") for part in path.relative_to(root).parts[:-1])
 
 
-def _files(root: Path, paths: Iterable[Path], max_bytes: int) -> _Files:
+def files_of(root: Path, paths: Iterable[Path], max_bytes: int) -> Files:
     """Regular files, small ones first."""
-    files = _Files(root, [], {})
+    files = Files(root, [], {})
     plain = [path for path in paths if path.is_file() and not path.is_symlink() and not path.name.startswith(".")]
     for path in sorted(plain, key=lambda path: (path.stat().st_size, path)):
         size = path.stat().st_size
@@ -302,11 +352,11 @@ def _files(root: Path, paths: Iterable[Path], max_bytes: int) -> _Files:
     return files
 
 
-def _kept_back_text(files: _Files) -> str:
+def _kept_back_text(files: Files) -> str:
     return "\n".join(f"{name}: {reason}" for name, reason in files.kept_back.items())
 
 
-def _upload(client: MlflowClient, run_id: str, files: _Files) -> list[str]:
+def upload_files(client: MlflowClient, run_id: str, files: Files) -> list[str]:
     """Upload files and compare their sizes in the store; returns what failed, and gives up after two failures."""
     failures: list[str] = []
     for path in files.chosen:
@@ -322,7 +372,7 @@ def _upload(client: MlflowClient, run_id: str, files: _Files) -> list[str]:
     return failures or _size_failures(client, run_id, files)
 
 
-def _size_failures(client: MlflowClient, run_id: str, files: _Files) -> list[str]:
+def _size_failures(client: MlflowClient, run_id: str, files: Files) -> list[str]:
     sizes = _stored_sizes(client, run_id, {_folder(path, files.root) for path in files.chosen})
     failures = []
     for path in files.chosen:
@@ -344,5 +394,6 @@ def _folder(path: Path, root: Path) -> str | None:
     return None if parent == "." else parent
 
 
-def _ms(moment: str) -> int:
+def ms_of(moment: str) -> int:
+    """Milliseconds since the epoch, as MLflow counts time."""
     return int(datetime.fromisoformat(moment).timestamp() * 1000)

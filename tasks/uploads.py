@@ -1,7 +1,8 @@
 """What of a run is in which MLflow store, noted in the run's `mlflow.json`; and uploading what is not.
 
-A part (`begin`, a rung's name, `end`) is noted once all of it is there, with what it was made of then. A part that is
-missing, or has changed since, is uploaded as a whole; the store then has it once, for every upload finds what is there.
+A part (`begin`, the name of a rung or a step, `registration` of a kept archive, `end`) is noted once all of it is
+there, with what it was made of then. A part that is missing, or has changed since, is uploaded as a whole; the store
+then has it once, for every upload finds what is there.
 """
 
 from __future__ import annotations
@@ -14,15 +15,24 @@ from typing import TYPE_CHECKING, Literal
 
 from perfladder.errors import InputError, NotPossibleHereError
 from perfladder.files import write_atomically
-from perfladder.ladder import rung_named
 from perfladder.models import SCHEMA_VERSION, Model, digest
 from perfladder.rundir import RunDirectory, RungEntry, read_model, seems_to_run
+from perfladder.tuning.proof_model import OUTCOME_FILE, ProofOutcome
 
 if TYPE_CHECKING:
     from perfladder.tasks.store import TrackingStore
 
 FILE_NAME = "mlflow.json"
-BEGIN, END = "begin", "end"
+BEGIN, END, REGISTRATION = "begin", "end", "registration"
+_LINKS = {
+    "mlflow_run_id",
+    "mlflow_tracking_uri",
+    "mlflow_error",
+    "mlflow_run_url",
+    "mlflow_model_version",
+}
+"""Fields of a record that uploading itself changes."""
+
 NOT_PART_OF_IT = frozenset({FILE_NAME, "keep", "removed.json"})
 """What perfladder keeps for itself in a run's folder, and uploads nowhere."""
 
@@ -97,8 +107,11 @@ def part_of(run: RunDirectory, name: str) -> Part:
     stated: object = {"run_id": record.run_id}
     paths: Iterable[Path] = ()
     if name == END:
-        stated = record.model_dump(mode="json", exclude={"mlflow_run_id", "mlflow_tracking_uri", "mlflow_error"})
+        stated = record.model_dump(mode="json", exclude=_LINKS)
         paths = (path for path in run.path.iterdir() if path.name != "run.json" and path.suffix != ".log")
+    elif name == REGISTRATION:
+        archive = kept_archive(run)
+        paths = () if archive is None else (archive,)
     elif (entry := _entry(run, name)) is not None:
         stated = entry.model_dump(mode="json")
         paths = (run.path / entry.folder).rglob("*")
@@ -109,6 +122,15 @@ def part_of(run: RunDirectory, name: str) -> Part:
         if path.is_file() and not path.is_symlink()
     }
     return Part(uploaded_at=datetime.now(UTC).isoformat(timespec="seconds"), record=digest(stated), files=files)
+
+
+def kept_archive(run: RunDirectory) -> Path | None:
+    """The archive that a tuning run keeps; None of one that keeps nothing, and of other runs."""
+    path = run.path / OUTCOME_FILE
+    if run.record.kind != "tuning" or not path.is_file():
+        return None
+    archive = read_model(path, ProofOutcome).archive
+    return None if archive is None else run.path / archive
 
 
 def note_part(run: RunDirectory, uri: str, experiment: str, name: str, part: Part) -> None:
@@ -164,7 +186,7 @@ def _sync_run(
         if not store.is_entered:
             opened.enter_context(store)
         tell(f"{run.record.workload_name}/{run.record.run_id}")
-        return _upload(run, store, again)
+        return upload_run(run, store, again=again)
     except InputError as error:
         return RunSync(run=str(path), status="failed", detail=str(error))
 
@@ -201,20 +223,15 @@ def _settled(run: RunDirectory, store: TrackingStore, again: bool) -> RunSync | 
     )
 
 
-def _upload(run: RunDirectory, store: TrackingStore, again: bool) -> RunSync:
-    """Upload the parts; a store that fails is asked for no further part of this run."""
+def upload_run(run: RunDirectory, store: TrackingStore, *, again: bool = False) -> RunSync:
+    """Upload the parts that are missing; a store that fails is asked for no further part of this run."""
     from perfladder.tasks.store import StoreError
 
     names = _part_names(run) if again else missing_parts(run, store.shown_uri, store.experiment)
     failures: list[str] = []
     try:
         for name in names:
-            if name == BEGIN:
-                store.begin(run)
-            elif name == END:
-                failures += store.log_end(run)
-            else:
-                failures += store.log_rung(run, rung_named(name))
+            failures += store.log_part(run, name)
     except StoreError as error:
         return RunSync(run=str(run.path), status="failed", num_parts=len(names), detail=str(error))
     if failures:
@@ -225,7 +242,8 @@ def _upload(run: RunDirectory, store: TrackingStore, again: bool) -> RunSync:
 
 
 def _part_names(run: RunDirectory) -> list[str]:
-    return [BEGIN, *(entry.name for entry in run.record.rungs), END]
+    registration = [REGISTRATION] if kept_archive(run) is not None else []
+    return [BEGIN, *(entry.name for entry in run.record.rungs), *registration, END]
 
 
 def _entry(run: RunDirectory, name: str) -> RungEntry | None:

@@ -23,6 +23,7 @@ from perfladder.errors import PerfladderError
 from perfladder.findings import POLICY, Kind
 from perfladder.ladder import RUNGS, climb
 from perfladder.models import Model
+from perfladder.nightly.model import KINDS
 from perfladder.nsight.diagnosis import Verdict
 from perfladder.nsight.preflight import Obstacle
 from perfladder.nsight.thresholds import THRESHOLDS
@@ -32,8 +33,9 @@ from perfladder.sweep import Sweep
 from perfladder.trace.rows import Row
 from perfladder.trace.warnings import WarningCode
 from perfladder.tuning.config import TuningSettings
+from perfladder.tuning.proof_model import ProofOutcome, ProofSettings, StepSummary
 from perfladder.tuning.tune_request import StrategyName
-from perfladder.workload import Budget, CompileConfig, Media, Workload, parse_workload
+from perfladder.workload import Budget, CompileConfig, Media, TunedArchive, Workload, parse_workload
 
 ROOT = Path(__file__).parents[1]
 README, SKILL = ROOT / "README.md", ROOT / "SKILL.md"
@@ -76,7 +78,7 @@ def test_the_readmes_first_two_commands_install_and_run():
     ]
 
 
-@pytest.mark.parametrize("model", [Workload, Media, CompileConfig, Sweep, Budget])
+@pytest.mark.parametrize("model", [Workload, Media, CompileConfig, TunedArchive, Sweep, Budget])
 def test_every_workload_field_is_documented(model):
     documented = {row[0] for row in table_rows(ROOT / "docs" / "workload.md")}
     assert set(model.model_fields) <= documented
@@ -179,7 +181,7 @@ def test_every_rung_has_its_rows():
 @pytest.mark.parametrize("path", [README, SKILL], ids=lambda path: path.name)
 def test_every_exit_code_is_named(path):
     kinds = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, PerfladderError)]
-    section = path.read_text().split("xit codes", 1)[1]
+    section = " ".join(path.read_text().split("xit codes", 1)[1].split())
     for code in {0, 1, 130, *(kind.exit_code for kind in kinds)}:
         assert re.search(rf"(\| |[:;] ){code}( \||:? )", section), code
 
@@ -204,13 +206,22 @@ def test_the_guide_to_tuning_has_all_settings_options_and_backends():
 
 
 def test_the_pages_on_servers_and_mlflow_have_every_option():
-    pages = {"servers.md": ("up", "gc"), "mlflow.md": ("sync",)}
+    pages = {
+        "servers.md": ("up", "gc"),
+        "mlflow.md": ("sync",),
+        "many-machines.md": ("sweep",),
+        "nightly.md": ("nightly",),
+    }
     for page, verbs in pages.items():
         text = (ROOT / "docs" / page).read_text()
         named = set(re.findall(r"`(--[a-z-]+)", text))
         for verb in verbs:
             flags = {flag for parameter in get_command(app).commands[verb].params for flag in parameter.opts}
             assert {flag for flag in flags if flag.startswith("--")} - {"--json"} <= named | {"--out"}, verb
+
+
+def test_the_page_on_nights_has_every_verdict():
+    assert set(KINDS) <= {row[0] for row in table_rows(ROOT / "docs" / "nightly.md")}
 
 
 def test_the_guide_to_comparing_has_all_options_verdicts_and_fields():
@@ -293,6 +304,8 @@ def test_every_result_field_is_in_the_run_directory_page():
     for rung in RUNGS:
         assert set(rung.result_type.model_fields) <= named, rung.name
     assert set(RunRecord.model_fields) <= named
+    for model in (ProofOutcome, StepSummary, ProofSettings):
+        assert set(model.model_fields) <= named, model
 
 
 @pytest.mark.parametrize("path", [SKILL, *SKILL_PAGES], ids=lambda path: str(path.relative_to(ROOT)))

@@ -164,6 +164,7 @@ CHANGES = {
     "dtype": "bfloat16",
     "attention_backend": "flash",
     "compile": {"mode": "default"},
+    "tuned": {"archive": "tuned.ait"},
     "device": "cpu",
     "nproc": 2,
     "metric": "throughput",
@@ -181,7 +182,7 @@ CHANGES = {
     "budget": {"max_rung_time_s": 9},
 }
 WORK = {"target", "target_args", "call", "inputs", "scenarios", "sweep", "seed", "model", "task"}
-CONFIGURATION = {"dtype", "attention_backend", "compile", "device", "nproc"}
+CONFIGURATION = {"dtype", "attention_backend", "compile", "tuned", "device", "nproc"}
 PROTOCOL = {"metric", "items_per_call", "media", "stages", "warmup_runs", "measured_runs", "launches", "concurrency"}
 PROTOCOL |= {"warmup_limit", "require_idle_device"}
 

@@ -131,14 +131,17 @@ class Replay:
 
         Compared are the output, the inputs that the call changed, and the state that it changed.
         """
+        return compare_values(self.expected(call), self.found(call, made), names=("in the pipeline", "in the replay"))
+
+    def found(self, call: CapturedCall, made: Made) -> Encoded:
+        """What came of a replayed call, just after it: what `expected` tells of the pipeline."""
         # Only what was captured is compared; what changes besides is restored from now on.
         state = read_state(self.site)
         self._note_moving((set(call.state_after) & set(state)) | self._differing(self._state_before(call), state))
-        expected = self.expected(call)
         values = {"output": made.output, "args": made.args, "kwargs": made.kwargs}
         values |= {_STATE + name: state.get(name) for name in call.state_after}
-        found = {name: value for name, value in values.items() if name in expected.nodes}
-        return compare_values(expected, Encoded.of(found), names=("in the pipeline", "in the replay"))
+        names = self.expected(call).nodes
+        return Encoded.of({name: value for name, value in values.items() if name in names})
 
     def expected(self, call: CapturedCall) -> Encoded:
         """What came of a call in the pipeline: the output, and the inputs and the state that it changed."""

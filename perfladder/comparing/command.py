@@ -9,10 +9,12 @@ from pathlib import Path
 from perfladder.changes import with_changes
 from perfladder.comparing.interleave import PAIRS, OnProgress, Tell, Version, compare_interleaved
 from perfladder.comparing.model import RunComparison
+from perfladder.comparing.page import render_comparison_page
 from perfladder.comparing.runs import MIN_EFFECT, compare_read
 from perfladder.comparing.sides import read_side
 from perfladder.comparing.views import check_folder, write_comparison
 from perfladder.errors import InputError
+from perfladder.report.html import check_page, write_page
 from perfladder.workload import load_workload
 
 FindRuns = Callable[[str], list[Path]]
@@ -32,6 +34,7 @@ class CompareOptions:
         check_noise: Measure the baseline against itself first.
         min_effect: Relative change below which none counts.
         to: Folder for the comparison; None: it is not kept.
+        html: File for its page; None: none is written.
     """
 
     baseline: str
@@ -43,6 +46,7 @@ class CompareOptions:
     check_noise: bool = False
     min_effect: float = MIN_EFFECT
     to: Path | None = None
+    html: Path | None = None
 
 
 def compare(options: CompareOptions, *, find: FindRuns, tell: Tell, on_progress: OnProgress) -> RunComparison:
@@ -59,12 +63,16 @@ def compare(options: CompareOptions, *, find: FindRuns, tell: Tell, on_progress:
     """
     if options.to is not None:
         check_folder(options.to)
+    if options.html is not None:
+        check_page(options.html)
     if options.interleave:
         comparison = _interleaved(options, tell, on_progress)
     else:
         comparison = _sequential(options, find)
     if options.to is not None:
         write_comparison(comparison, options.to)
+    if options.html is not None:
+        write_page(render_comparison_page(comparison), options.html)
     return comparison
 
 

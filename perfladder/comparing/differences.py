@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 _SHOWN = 6
 _CLOCK_CHANGE = 0.05
-_OF_THE_MACHINE = ("MACHINE_BUSY", "DEVICE_SHARED", "DEVICE_MEMORY_LOW", "DEVICE_THROTTLED")
+OF_THE_MACHINE = ("MACHINE_BUSY", "DEVICE_SHARED", "DEVICE_MEMORY_LOW", "DEVICE_THROTTLED")
+"""Codes of warnings on the state of the machine, which each launch may give."""
+
 _ABSENT = object()
 
 
@@ -80,7 +82,7 @@ def comparison_warnings(
 
 def _once(warnings: list[ResultWarning]) -> list[ResultWarning]:
     """What is said of the machine in each launch is told once."""
-    told = {(w.code, "" if w.code in _OF_THE_MACHINE else w.message): w for w in reversed(warnings)}
+    told = {(w.code, "" if w.code in OF_THE_MACHINE else w.message): w for w in reversed(warnings)}
     return [warning for warning in warnings if warning in told.values()]
 
 

@@ -37,7 +37,7 @@ def compare_families(baseline: MeasuredSide, candidate: MeasuredSide, judge: Jud
     """Rung 4 of both sides by kernel family, where the same stage was replayed."""
     if _why_no_kernels(baseline, candidate) is not None:
         return None
-    sides = [[_family_times(result) for result in side.kernels] for side in (baseline, candidate)]
+    sides = [[family_times(result) for result in side.kernels] for side in (baseline, candidate)]
     rows, one_sided = _compare(sides, "us", judge)
     first = baseline.kernels[0]
     what = f"{first.kind} of one profiled call of {first.stage}"
@@ -141,7 +141,8 @@ def _region_ms(region: RegionSummary, on_device: bool) -> float:
     return (region.device_ms or 0.0) if on_device else region.cpu_ms
 
 
-def _family_times(result: KernelsResult) -> dict[str, float]:
+def family_times(result: KernelsResult) -> dict[str, float]:
+    """Time in us of each kernel family in one call of the replayed stage."""
     return {row.family: row.total_us for row in result.families if row.region_id is None}
 
 

@@ -178,24 +178,34 @@ def _only(where: Where, own: dict[str, StageTiming], others: dict[str, StageTimi
 def _compare_metric(baseline: MeasuredSide, candidate: MeasuredSide, judge: Judge, end_to_end: Change) -> Change:
     """The workload's own metric as a time or a size, of which less is better."""
     name = candidate.workload.metric
-    launches = Judge(interleaved=False, min_effect=judge.min_effect, aa_noise_floor=judge.aa_noise_floor)
     if name == "latency_p50":
         return end_to_end.model_copy(update={"name": "latency_p50"})
-    if name == "throughput":
-        times = [_scaled(side.stages.default.wall_ms, side.workload.items_per_call) for side in (baseline, candidate)]
-        return judge.change("time of an item (throughput)", times[0], times[1])
-    if name == "latency_p95":
-        times = [_of_each_launch(side.stages.default.wall_ms, _p95) for side in (baseline, candidate)]
-        return launches.change(name, times[0], times[1])
-    starts = baseline.stages.cold_start, candidate.stages.cold_start
-    if name == "cold_start" and starts[0] is not None and starts[1] is not None:
-        return launches.change(name, starts[0].total_ms, starts[1].total_ms)
-    values = [_metric_of_each_run(side) for side in (baseline, candidate)]
-    if not values[0] or not values[1]:
+    samples = metric_samples(baseline), metric_samples(candidate)
+    if samples[0] is None or samples[1] is None:
         return end_to_end.model_copy(update={"name": f"end to end (no {name} was measured)"})
-    unit = "bytes" if name == "peak_memory" else "ms"
-    times = [Samples(launches=[[value] for value in side]) for side in values]
-    return launches.change(name, times[0], times[1], "bytes" if unit == "bytes" else "ms")
+    if name == "throughput":
+        return judge.change("time of an item (throughput)", samples[0], samples[1])
+    launches = Judge(interleaved=False, min_effect=judge.min_effect, aa_noise_floor=judge.aa_noise_floor)
+    return launches.change(name, samples[0], samples[1], "bytes" if name == "peak_memory" else "ms")
+
+
+def metric_samples(side: MeasuredSide) -> Samples | None:
+    """The workload's own metric as times in ms, or bytes, of which less is better; None where it was not measured.
+
+    For `throughput` it is the time of an item. A percentile above the median has one value for each launch, memory and
+    cadence one for each run directory.
+    """
+    name, wall_ms, cold_start = side.workload.metric, side.stages.default.wall_ms, side.stages.cold_start
+    if name == "latency_p50":
+        return wall_ms
+    if name == "throughput":
+        return _scaled(wall_ms, side.workload.items_per_call)
+    if name == "latency_p95":
+        return _of_each_launch(wall_ms, _p95)
+    if name == "cold_start" and cold_start is not None:
+        return cold_start.total_ms
+    values = _metric_of_each_run(side)
+    return Samples(launches=[[value] for value in values]) if values else None
 
 
 def _metric_of_each_run(side: MeasuredSide) -> list[float]:

@@ -38,9 +38,15 @@ def check_folder(folder: Path) -> None:
 
 
 def write_comparison(comparison: RunComparison, folder: Path) -> list[Path]:
-    """Write `comparison.json` and `comparison.md`, and return their paths."""
+    """Write `comparison.json`, `comparison.md` and `comparison.html`, and return their paths."""
+    from perfladder.comparing.page import render_comparison_page
+
     check_folder(folder)
-    texts = {"comparison.json": comparison.model_dump_json(indent=1), "comparison.md": render_comparison(comparison)}
+    texts = {
+        "comparison.json": comparison.model_dump_json(indent=1),
+        "comparison.md": render_comparison(comparison),
+        "comparison.html": render_comparison_page(comparison),
+    }
     for name, text in texts.items():
         write_atomically(folder / name, text)
     return [folder / name for name in texts]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from perfladder.files import write_atomically
 from perfladder.markdown import templates
+from perfladder.report.amounts import first_line, gib, ms, percent, short, us
 from perfladder.report.model import Report
+from perfladder.rundir import RunDirectory
 from perfladder.rungs.capture import CaptureResult
 from perfladder.rungs.harness import HarnessResult
 from perfladder.rungs.ncu import NcuResult
@@ -18,6 +22,8 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
     from perfladder.kernels.export import ExportResult
+    from perfladder.rungs.base import RungResult
+    from perfladder.tuning.proof_model import ProofOutcome
 
 
 def render_markdown(report: Report) -> str:
@@ -31,9 +37,25 @@ def render_summary(report: Report) -> str:
 
 
 def write_report(report: Report, folder: Path) -> None:
-    """Write `report.json` and `report.md`."""
+    """Write `report.json`, `report.md` and `report.html`."""
     write_atomically(folder / "report.json", report.model_dump_json(indent=1))
     write_atomically(folder / "report.md", render_markdown(report))
+    write_atomically(folder / "report.html", render_html(report, folder))
+
+
+def render_html(report: Report, folder: Path, *, beside: Path | None = None) -> str:
+    """The whole report as one page that opens offline; samples and long lists are read from the run directory.
+
+    Args:
+        report: Of that run.
+        folder: The run directory.
+        beside: Where the page will lie, if not in the run directory: its links to files lead from there.
+    """
+    from perfladder.ladder import load_results
+    from perfladder.report.html import render_run
+
+    base = os.path.relpath(folder, beside.absolute().parent) if beside is not None else "."
+    return render_run(report, load_results(RunDirectory.open(folder)), base=base)
 
 
 def render_capture(result: CaptureResult) -> str:
@@ -61,34 +83,15 @@ def render_tuning(result: TuneWorkloadResult) -> str:
     return _templates().get_template("tune.md.j2").render(result=result)
 
 
+def render_proof(outcome: ProofOutcome, steps: Mapping[str, RungResult]) -> str:
+    """Whether a tuning is kept, and what each step of its proof found."""
+    return _templates().get_template("proof.md.j2").render(outcome=outcome, steps=steps)
+
+
 def render_export(result: ExportResult) -> str:
     """What a benchmark folder holds, and how to use it."""
     return _templates().get_template("export.md.j2").render(result=result)
 
 
 def _templates() -> Environment:
-    return templates("perfladder.report", _ms, _us, _percent, _gib, _short, _first_line)
-
-
-def _ms(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3g}" if value < 10 else f"{value:.1f}"
-
-
-def _us(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f}" if value < 1000 else f"{value:.0f}"
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.1f} %"
-
-
-def _gib(value: int | None) -> str:
-    return "-" if value is None else f"{value / 2**30:.2f} GiB"
-
-
-def _short(value: str, length: int = 80) -> str:
-    return value if len(value) <= length else value[: length - 3] + "..."
-
-
-def _first_line(value: str) -> str:
-    return value.split("\n", 1)[0]
+    return templates("perfladder.report", ms, us, percent, gib, short, first_line)

@@ -20,8 +20,9 @@ from perfladder.target import LoadedTarget
 from perfladder.timing.ranks import merge_warnings
 from perfladder.trace.copies import CopySite, list_copies
 from perfladder.trace.kernels import list_kernels
+from perfladder.trace.lanes import RunLanes, lay_out_run
 from perfladder.trace.operators import OperatorRow
-from perfladder.trace.regions import RegionNode, RegionReport, RunAttribution
+from perfladder.trace.regions import RegionNode, RegionReport, RunAttribution, middle_run
 from perfladder.trace.residual import HostSplit
 from perfladder.trace.timeline import Timeline
 from perfladder.trace.waits import WaitModel, model_run_waits
@@ -100,6 +101,7 @@ class RegionsResult(RungResult):
     residual: ResidualSummary | None = None
     runs: list[RunAttribution] = Field(default_factory=list)
     region_tree: list[RegionNode] = Field(default_factory=list)
+    lanes: RunLanes | None = Field(default=None, description="The run of median duration over time, region by region.")
     key_averages: dict[str, list[OperatorRow]] = Field(default_factory=dict)
     timeline: Timeline | None = None
     copies: list[CopySite] = Field(default=[], description="Of a run, by kind and call site.")
@@ -202,6 +204,7 @@ def measure(loaded: LoadedTarget, request: RegionsRequest) -> RegionsResult:
         residual=_residual(report),
         runs=list(report.runs),
         region_tree=list(report.region_tree),
+        lanes=_lanes(profiled),
         key_averages=key_averages,
         timeline=profiled.timeline,
         copies=_copies(profiled),
@@ -215,6 +218,11 @@ def measure(loaded: LoadedTarget, request: RegionsRequest) -> RegionsResult:
         return result
     own = _own_rank(loaded.place.rank, result, is_shown=loaded.place.rank == request.shown_rank)
     return result.model_copy(update={"ranks": [own]})
+
+
+def _lanes(profiled: ProfiledRuns) -> RunLanes | None:
+    runs = profiled.report.runs
+    return lay_out_run(profiled.trace, profiled.attribution, runs.index(middle_run(runs))) if runs else None
 
 
 def _copies(profiled: ProfiledRuns) -> list[CopySite]:

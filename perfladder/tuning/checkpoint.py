@@ -95,7 +95,7 @@ def save(obj: Any, path: str | Path) -> Path:
         InputError: Nothing is tuned, the original weights were given up, or the path cannot be used.
         NotPossibleHereError: It cannot be written; a file that was there before stays as it was.
     """
-    target = _archive_path(path)
+    target = archive_path(path)
     controls = [control for control in wrapped_in(obj) if control.state == "tuned"]
     if not controls:
         raise InputError("obj: it holds no tuned module; tune it with pl.tune first.")
@@ -146,7 +146,7 @@ def load(
         ArchiveError: The archive is refused, or does not fit the object.
         InputError: An argument is wrong, or a backend is not known here.
     """
-    target = _archive_path(path)
+    target = archive_path(path)
     with ExitStack() as stack:
         if disable_external_logging:
             stack.enter_context(only_own_messages())
@@ -160,7 +160,23 @@ def load(
     return obj
 
 
-def _archive_path(path: str | Path) -> Path:
+def list_modules(path: str | Path) -> list[str]:
+    """Paths of the modules that an archive holds, on the object that they were saved from.
+
+    Raises:
+        ArchiveError: The archive is refused.
+        InputError: The path is none of an archive.
+    """
+    with open_archive(archive_path(path)) as archive:
+        return [entry.path for entry in _manifest_of(archive).modules]
+
+
+def archive_path(path: str | Path) -> Path:
+    """The file that `save` and `load` mean: with the ending, and for a bare name in the folder `checkpoints`.
+
+    Raises:
+        InputError: It cannot be the name of an archive.
+    """
     if not isinstance(path, (str, os.PathLike)):
         raise InputError(f"path: expected the name of an archive, such as 'tuned.ait', not a {type(path).__name__}.")
     target = Path(path)
@@ -336,7 +352,8 @@ def _plan(
 def _find(archive: Archive, manifest: SavedManifest, entry: SavedModule, obj: Any) -> tuple[str, nn.Module]:
     """The module that an entry is about, as it was before any wrapping."""
     # A module that was saved as part of a pipeline may be loaded by itself.
-    path = "" if isinstance(obj, nn.Module) and len(manifest.modules) == 1 else entry.path
+    is_itself = isinstance(obj, nn.Module) and len(manifest.modules) == 1 and not _has_module(obj, entry)
+    path = "" if is_itself else entry.path
     try:
         found = attribute_at(obj, path, field_name="obj")
     except InputError as error:
@@ -344,6 +361,15 @@ def _find(archive: Archive, manifest: SavedManifest, entry: SavedModule, obj: An
     if not isinstance(found, nn.Module):
         raise ArchiveError(f"{archive.path} does not fit: {path!r} is a {type(found).__name__} here, no module.")
     return path, control_of(found).inner if isinstance(found, Module) else found
+
+
+def _has_module(obj: nn.Module, entry: SavedModule) -> bool:
+    """Whether an object has at the saved place a module of the saved class."""
+    try:
+        found = attribute_at(obj, entry.path, field_name="obj")
+    except InputError:
+        return False
+    return isinstance(found, nn.Module) and _type_of(found) == entry.module_type
 
 
 def _read_weights(archive: Archive, name: str, entry: SavedModule, module: nn.Module) -> dict[str, torch.Tensor]:

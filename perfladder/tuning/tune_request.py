@@ -21,8 +21,8 @@ StrategyName = Literal["first-wins", "max-throughput", "min-latency", "latency-b
 class BackendChoice(Model):
     """A backend by its name, with those of its options that are not to be their defaults."""
 
-    name: str = Field(min_length=1)
-    options: dict[str, JsonValue] = {}
+    name: str = Field(min_length=1, description="As `perfladder tune --backend` takes it.")
+    options: dict[str, JsonValue] = Field(default={}, description="Those that are not to be their defaults.")
 
     @classmethod
     def parse(cls, text: str) -> BackendChoice:
@@ -49,8 +49,8 @@ class BackendChoice(Model):
 class GateChoice(Model):
     """The least likeness of the whole output to that of the plain modules."""
 
-    metric: Metric
-    minimum: float
+    metric: Metric = Field(description="How likeness is measured.")
+    minimum: float = Field(description="The least value that is accepted.")
 
     @classmethod
     def parse(cls, text: str) -> GateChoice:
@@ -81,7 +81,7 @@ class TuneRequest(Model):
     modules: list[str] | None = Field(default=None, min_length=1, description="Paths; None: by their share of time.")
     min_share: float = Field(default=0.05, ge=0, le=1, description="Least part of the whole time of a module.")
     limit: int | None = Field(default=None, gt=0, description="At most so many modules, the slowest first.")
-    strategy: StrategyName = "first-wins"
+    strategy: StrategyName = Field(default="first-wins", description="How a backend is chosen for each form of call.")
     latency_budget_ms: float | None = Field(default=None, gt=0, description="Of a module's call.")
     backends: list[BackendChoice] = Field(default=[], description="In order; none: the strategy's defaults.")
     quality: GateChoice | None = Field(default=None, description="Of the whole output; None: tolerances by dtype.")
@@ -91,10 +91,10 @@ class TuneRequest(Model):
     )
     pairs: int = Field(default=20, ge=MIN_PAIRS, description="Runs of each side, tuned and plain in turns.")
     save: str | None = Field(default=None, description="Archive for what is kept.")
-    isolate_builds: bool = True
+    isolate_builds: bool = Field(default=True, description="First builds in processes of their own.")
     cache_dir: str | None = Field(default=None, description="None: as the configuration has it.")
-    clear_cache: bool = False
-    dry_run: bool = False
+    clear_cache: bool = Field(default=False, description="Forget what earlier tunings found.")
+    dry_run: bool = Field(default=False, description="Tell what would be tried, and build nothing.")
 
     @field_validator("keep")
     @classmethod

@@ -184,6 +184,11 @@ def measure(loaded: LoadedTarget, request: TuneRequest) -> TuneWorkloadResult:
 def _check(loaded: LoadedTarget) -> None:
     if loaded.workload.nproc > 1:
         raise NotPossibleHereError("nproc: tuning runs in one process; set it to 1, as with --set nproc=1.")
+    if loaded.workload.tuned is not None:
+        raise InputError(
+            "tuned: the workload loads modules that are tuned already, and candidates are compared with plain ones. "
+            "Leave it out, as with --set tuned=null."
+        )
     if loaded.compiled_modules:
         raise InputError(
             "compile: the workload compiles its modules already, and candidates are compared with plain ones. Leave it "

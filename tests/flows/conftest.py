@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from perfladder.flows.keeper import is_healthy
 
 _HERE = Path(__file__).parent
 _MARKER = "PERFLADDER_TEST_MARKER"
@@ -106,6 +109,40 @@ def begin_flow(tmp_path_factory: pytest.TempPathFactory, runs_dir: Path) -> Iter
         if flow.process.poll() is None:
             flow.process.kill()
             flow.process.communicate()
+
+
+@pytest.fixture(scope="session")
+def server_variables(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """The environment of a whole Prefect server's users; unlike the local server of a run, it serves workers."""
+    folder = tmp_path_factory.mktemp("shared-server")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_"))}
+    added = {"DO_NOT_TRACK": "true", "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
+    added |= {"PREFECT_RUNNER_POLL_FREQUENCY": "1"}
+    variables = {**kept, **added, "PREFECT_HOME": str(folder / "home"), "TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "prefect", "server", "start", "--port", port]
+    with (folder / "server.log").open("w") as log:
+        server = subprocess.Popen(command, env=variables, stdout=log, stderr=log, cwd=folder)
+    try:
+        url = f"http://127.0.0.1:{port}/api"
+        _until(lambda: is_healthy(url), 120, lambda: (folder / "server.log").read_text())
+        yield {**variables, "PREFECT_API_URL": url}
+    finally:
+        server.terminate()
+        server.wait(30)
+
+
+@pytest.fixture(scope="module")
+def client(server_variables: dict[str, str]) -> Iterator[Any]:
+    """Prefect's own client of that server."""
+    from prefect.client.orchestration import get_client
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
+    url = server_variables["PREFECT_API_URL"]
+    with temporary_settings({PREFECT_API_URL: url}), get_client(sync_client=True) as found:
+        yield found
 
 
 @pytest.fixture

@@ -40,7 +40,7 @@ def test_a_comparison_is_kept_as_files_as_artifacts_and_in_mlflow(begin_flow: Be
     found = RunComparison.model_validate(answer)
     assert found.verdict == "slower", flow.log.read_text()
     (folder,) = (runs_dir / "comparisons").iterdir()
-    assert {path.name for path in folder.iterdir()} == {"comparison.json", "comparison.md"}
+    assert {path.name for path in folder.iterdir()} == {"comparison.json", "comparison.md", "comparison.html"}
 
     client = MlflowClient(tracking_uri=f"sqlite:///{runs_dir / 'mlflow.db'}")
     experiment = client.get_experiment_by_name("perfladder")

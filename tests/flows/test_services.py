@@ -259,13 +259,15 @@ def test_a_run_finds_the_real_servers_and_what_mlflow_missed_is_uploaded_later(
     assert (run.path / "report.md").is_file()
     assert {path.name for path in runs.iterdir()} == {"toy"}
 
-    command = [sys.executable, "-m", "perfladder.cli", "sync", "--json", "--out", str(runs)]
+    command = [sys.executable, "-P", "-m", "perfladder.cli", "sync", "--json", "--out", str(runs)]
     for expected in ("uploaded", "there_already"):
         done = subprocess.run(command, env=os.environ | variables, stdout=-1, check=True, timeout=100)
         (row,) = printed("sync", done.stdout)["runs"]
         assert row["status"] == expected
     record = RunDirectory.open(run.path).record
     assert (record.mlflow_error, record.mlflow_run_id) == (None, row["mlflow_run_id"])
+    assert (record.mlflow_run_url or "").startswith(f"{mlflow.url}/#/experiments/")
+    assert (record.prefect_flow_run_url or "") == f"{prefect.url}/flow-runs/flow-run/{record.prefect_flow_run_id}"
 
     services.down(folder)
     assert not any(is_alive(pid) for tree in trees for pid in tree)

@@ -1,6 +1,5 @@
 """The flow in a worker's process, on a server that others use too: it takes the device, is cancelled, and retried."""
 
-import os
 import subprocess
 import sys
 import time
@@ -10,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from perfladder.flows.keeper import is_healthy
 from perfladder.guard import descendants
 from perfladder.rundir import RunDirectory
 
@@ -37,36 +35,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def variables(folder: Path) -> Iterator[dict[str, str]]:
-    """The environment of a whole Prefect server's users; unlike the local server of a run, it serves workers."""
-    import socket
-
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_"))}
-    added = {"DO_NOT_TRACK": "true", "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
-    added |= {"PREFECT_RUNNER_POLL_FREQUENCY": "1"}
-    variables = {**kept, **added, "PREFECT_HOME": str(folder / "home"), "TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "prefect", "server", "start", "--port", port]
-    with (folder / "server.log").open("w") as log:
-        server = subprocess.Popen(command, env=variables, stdout=log, stderr=log, cwd=folder)
-    try:
-        url = f"http://127.0.0.1:{port}/api"
-        until(lambda: is_healthy(url), 120)
-        yield {**variables, "PREFECT_API_URL": url}
-    finally:
-        server.terminate()
-        server.wait(30)
-
-
-@pytest.fixture(scope="module")
-def client(variables: dict[str, str]) -> Iterator[Any]:
-    from prefect.client.orchestration import get_client
-    from prefect.settings import PREFECT_API_URL, temporary_settings
-
-    with temporary_settings({PREFECT_API_URL: variables["PREFECT_API_URL"]}), get_client(sync_client=True) as found:
-        yield found
+def variables(folder: Path, server_variables: dict[str, str]) -> dict[str, str]:
+    """With a temporary folder of their own, flows take turns with each other, not with other jobs of this machine."""
+    return {**server_variables, "TMPDIR": str(folder)}
 
 
 @pytest.fixture(scope="module")

@@ -72,6 +72,7 @@ def make_run(tmp_path: Path, stages_result: StagesResult) -> Callable[..., RunDi
         (captured / "tensors.safetensors").write_bytes(b"a picture of a user")
         (run.path / "session.log").write_text("what the target printed")
         (run.path / "report.md").write_text("# Report")
+        (run.path / "report.html").write_text("<!DOCTYPE html>")
         run.update(status="done", exit_code=0, ended_at="2026-01-02T03:05:05+00:00")
         return run
 
@@ -91,3 +92,12 @@ def target(store_uri: str, tmp_path: Path) -> Iterator[Target]:
         store.wait()
         assert store.problem is None
         yield store._target()
+
+
+@pytest.fixture(scope="session")
+def loaded_info() -> str:
+    """`environment.json` of a run on this machine."""
+    from perfladder.target import LoadedTarget
+
+    workload = parse_workload({"name": "toy", "target": "toy:build"})
+    return LoadedTarget.of(str, workload).info({}).model_dump_json()

@@ -51,7 +51,7 @@ def test_a_run_becomes_a_parent_and_a_nested_run_a_rung(target: Target, make_run
     assert parent.info.end_time == 1767323105000
     assert stages.info.end_time - stages.info.start_time == 1500
     assert stages.data.metrics["stage/unet/self_ms_p50"] == 5.0
-    assert artifacts(target, parent) == {"report.md", "run.json", "workload.yaml"}
+    assert artifacts(target, parent) == {"report.html", "report.md", "run.json", "workload.yaml"}
     assert artifacts(target, stages) == {"metric_names.json", "stages.json"}
 
 
