@@ -10,7 +10,8 @@ import typer
 from perfladder.cli_parts import Json, errors_shown, show
 
 if TYPE_CHECKING:
-    from perfladder.skills import Place, SkillList, SkillsResult
+    from perfladder.skill_places import Place
+    from perfladder.skills import SkillList, SkillsResult
 
 AgentNames = Annotated[
     list[str] | None,
@@ -89,7 +90,7 @@ def list_all(agents: AgentNames = None, for_user: ForUser = False, as_json: Json
 
 
 def _place(agents: list[str] | None, for_user: bool) -> Place:
-    from perfladder.skills import place, project_root
+    from perfladder.skill_places import place, project_root
 
     root = Path.home() if for_user else project_root(Path.cwd())
     return place(root, agents or (), is_home=for_user)

@@ -16,6 +16,7 @@ from typer.main import get_command
 
 import perfladder
 from perfladder import backend, errors, kernels, workload
+from perfladder.backend import registry
 from perfladder.cli import app
 from perfladder.comparing.model import Change, RunComparison
 from perfladder.comparing.model import Verdict as ComparisonVerdict
@@ -39,7 +40,7 @@ from perfladder.workload import Budget, CompileConfig, Media, TunedArchive, Work
 
 ROOT = Path(__file__).parents[1]
 README, SKILL = ROOT / "README.md", ROOT / "SKILL.md"
-PAGES = [README, SKILL, *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "skills").glob("**/*.md"))]
+PAGES = [README, SKILL, *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "skills").glob("**/*.md"))]
 SKILL_PAGES = [path for path in sorted((ROOT / "skills").glob("**/*.md")) if not path.is_symlink()]
 SOURCES = [path for folder in ("perfladder", "tasks", "flows") for path in sorted((ROOT / folder).rglob("*.py"))]
 
@@ -311,7 +312,7 @@ def test_every_result_field_is_in_the_run_directory_page():
 @pytest.mark.parametrize("path", [SKILL, *SKILL_PAGES], ids=lambda path: str(path.relative_to(ROOT)))
 def test_names_in_the_skills_exist(path):
     models = all_models()
-    known = {name for model in models for name in model.model_fields} | set(backends_with_options())
+    known = {name for model in models for name in model.model_fields} | set(registry._OWN)
     known |= {word for model in models for field in model.model_fields.values() for word in words_of(field.annotation)}
     text = re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
     for quoted in re.findall(r"`([^`]+)`", text):

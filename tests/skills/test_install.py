@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from perfladder import __version__, skills
 from perfladder.cli import app
 from perfladder.errors import InputError
+from perfladder.skill_places import AGENTS, place
 
 DOCS = Path(__file__).parents[2] / "docs" / "skills.md"
 NAMES = ["compare-runs", "kernel-deep-dive", "nightly-profiling", "perfladder", "profile-pipeline", "tune-pipeline"]
@@ -67,6 +68,13 @@ def test_agents_in_use_get_them_each_in_its_own_folder_once(project):
 def test_for_a_person_they_go_to_the_home_folder(project, tmp_path):
     _, result = run("install", "--user", "--agent", "opencode")
     assert result["root"] == str(tmp_path / "home")
+    assert {skill["folder"].rsplit("/", 1)[0] for skill in result["skills"]} == {".config/opencode/skills"}
+    (tmp_path / "home/.copilot").mkdir()
+    _, result = run("install", "--user")
+    assert {skill["folder"].rsplit("/", 1)[0] for skill in result["skills"]} == {
+        ".config/opencode/skills",
+        ".copilot/skills",
+    }
     assert (tmp_path / "home/.config/opencode/skills/tune-pipeline/SKILL.md").is_file()
     assert files(project) == {}
 
@@ -177,7 +185,7 @@ def test_a_link_inside_the_project_is_followed(project):
 
 def test_an_unknown_agent_is_refused_with_those_there_are(project):
     with pytest.raises(InputError, match=r"no agent 'claude'.*'claude-code'"):
-        skills.place(project, ["claude"])
+        place(project, ["claude"])
 
 
 def test_list_tells_what_each_skill_is_for_and_where_it_is(project):
@@ -192,5 +200,5 @@ def test_list_tells_what_each_skill_is_for_and_where_it_is(project):
 def test_the_page_on_skills_has_every_agent_with_its_folders_and_source():
     rows = [line.strip("|").split("|") for line in DOCS.read_text().splitlines() if line.startswith("| `")]
     page = {cells[0].strip(" `"): [cell.strip(" `") for cell in cells[1:]] for cells in rows}
-    for name, agent in skills.AGENTS.items():
+    for name, agent in AGENTS.items():
         assert page[name] == [agent.sign, agent.project, f"~/{agent.user}", agent.source]

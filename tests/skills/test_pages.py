@@ -3,14 +3,17 @@
 import re
 import unicodedata
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import yaml
 from commands import commands_on, options_of, verbs
 from recorded_runs import NAMES, make_run
 
+from perfladder.backend import registry
 from perfladder.findings import POLICY
 from perfladder.report import build_report
+from perfladder.tuning.tune_request import StrategyName
 
 ROOT = Path(__file__).parents[2]
 SKILLS = sorted(path.parent for path in (ROOT / "skills").glob("*/SKILL.md"))
@@ -94,6 +97,12 @@ def test_descriptions_have_the_words_that_a_user_would_say():
 def cells(text: str) -> list[list[str]]:
     lines = [line for line in text.splitlines() if line.startswith("| `")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_the_page_on_backends_has_all_of_them_and_all_strategies():
+    text = (ROOT / "skills" / "tune-pipeline" / "references" / "backends.md").read_text()
+    names = [name for row in cells(text) for name in re.findall(r"`([a-z_-]+)`", row[0])]
+    assert sorted(names) == sorted([*registry._OWN, *get_args(StrategyName)])
 
 
 def findings_page() -> dict[str, list[str]]:
