@@ -252,6 +252,8 @@ class Watch:
         """Note the modules that the script calls by itself, for where it calls no pipeline."""
         from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+        from perfladder._torch_private import remove_global_forward_hook
+
         starts = threading.local()
 
         def begin(module: Any, args: Any) -> None:
@@ -269,7 +271,8 @@ class Watch:
             known.time_s += time.perf_counter() - start
 
         self._undo.callback(register_module_forward_pre_hook(begin).remove)
-        self._undo.callback(register_module_forward_hook(end, with_kwargs=True, always_call=True).remove)
+        handle = register_module_forward_hook(end, with_kwargs=True, always_call=True)
+        self._undo.callback(remove_global_forward_hook, handle)
 
     def best(self) -> Caught | None:
         """The call that was caught; or that of the module which took longest, where no pipeline was called."""

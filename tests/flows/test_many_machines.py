@@ -229,6 +229,6 @@ def test_down_ends_all_that_uses_the_database(
     assert len(pids) >= 2
     end(workers)
     services.down(folder / "servers")
-    assert [pid for pid in pids if Path(f"/proc/{pid}").exists()] == []
+    until(lambda: not [pid for pid in pids if Path(f"/proc/{pid}").exists()], 20)
     others = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
     until(lambda: query(database_url, others) == 0, 20)

@@ -147,10 +147,11 @@ def test_a_state_file_that_names_anothers_process_is_not_believed(folder: Path, 
 def test_a_server_that_does_not_start_shows_its_log_and_leaves_nothing(
     folder: Path, fake_server: MakeServer, kind: str, what: str
 ) -> None:
+    before = descendants(os.getpid())  # other tests' servers
     with pytest.raises(NotPossibleHereError, match=rf"prefect server {what}\.(?s:.*)Its log"):
         up(folder, fake_server(kind), limit_s=1)
     assert [is_kept(folder / name) for name in services.NAMES] == [False, False]
-    assert descendants(os.getpid()) == []
+    assert set(descendants(os.getpid())) <= set(before)
 
 
 def test_a_port_that_is_taken_is_named(folder: Path) -> None:

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from perfladder.environment import DeviceProcess, DeviceSnapshot, Snapshot, _throttle_reasons, take_snapshot
+from perfladder.environment import DeviceProcess, DeviceSnapshot, Snapshot, take_snapshot, throttle_reasons
 from perfladder.errors import NotPossibleHereError
 from perfladder.timing import machine
 
@@ -52,7 +52,7 @@ def test_throttling_after_the_last_run_is_a_warning(state):
     ],
 )
 def test_only_what_slows_a_busy_device_down_is_a_reason(bits, reasons):
-    assert _throttle_reasons(bits) == reasons
+    assert throttle_reasons(bits) == reasons
 
 
 def test_snapshot_has_threads_and_clock_of_the_cpu():
