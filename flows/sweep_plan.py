@@ -7,7 +7,7 @@ import importlib.util
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 from perfladder.errors import InputError, NotPossibleHereError
@@ -73,9 +73,20 @@ def member_variables(server_url: str | None) -> dict[str, str | None]:
 
 @contextmanager
 def started_runner(config: SweepConfig) -> Iterator[Any]:
-    """The runner that the config asks for, started; its package is imported only here."""
+    """The runner that the config asks for, started; its package is imported only here.
+
+    Raises:
+        NotPossibleHereError: It does not start.
+    """
     quiet = {"RAY_USAGE_STATS_ENABLED": "0"} if config.runner == "ray" else {}
-    with variables_set(quiet), _make(config) as runner:
+    with variables_set(quiet), ExitStack() as stack:
+        try:
+            runner = stack.enter_context(_make(config))
+        except Exception as error:  # The clusters' errors share no base.
+            raise NotPossibleHereError(
+                f"runner: {config.runner!r} cannot be started or reached: {error}. Look at its address and its log, or "
+                "choose 'threads'."
+            ) from error
         yield runner
 
 

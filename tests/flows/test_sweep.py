@@ -74,6 +74,7 @@ class Sweep:
         self.mark, self.runs_dir = str(folder), runs_dir
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_"))}
         own = {MARK: self.mark, "HOME": str(folder), "TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}
+        own["RAY_TMPDIR"] = "/tmp"  # Paths of sockets are short.
         command = [sys.executable, "-P", "-m", "perfladder.cli", "sweep", *arguments, "--json", "--out", str(runs_dir)]
         self.log = folder / "stderr.log"
         with self.log.open("w") as log:
