@@ -87,6 +87,7 @@ def nightly(
                 from perfladder.nightly.page import write_trends_page
 
                 write_trends_page(found, html)
+                lines.tell(f"Page: {html}")
         else:
             rules = {"last_good": last_good, "min_effect": min_effect, "nights_to_confirm": nights_to_confirm}
             given = {"launches": launches, "until": until, "second_after_s": second_after_s}

@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 from perfladder.cli_parts import DEFAULT_OUT, Json, Out, errors_shown, show
-from perfladder.errors import InputError
 
 
 def add_show_verbs(app: typer.Typer) -> None:
@@ -28,11 +27,12 @@ def show_run(
     """Show one table of a run: findings, stages, regions, modules, kernels, operators, waits, copies and others."""
     with errors_shown(as_json):
         from perfladder.find_runs import find_run
-        from perfladder.report.tables import TABLES, render_table, show_table
+        from perfladder.report.tables import list_tables, render_table, show_table
 
         found = find_run(run, out)
-        if table is None:
-            listed = "\n".join(f"  {name}: {place.about}" for name, place in TABLES.items())
-            raise InputError(f"Say what to show of {found}:\n{listed}")
-        shown = show_table(found, table, top=top, sort=sort, contains=contains, all_columns=all_columns)
+        shown = (
+            list_tables(found)
+            if table is None
+            else show_table(found, table, top=top, sort=sort, contains=contains, all_columns=all_columns)
+        )
     show(shown, as_json, render_table)

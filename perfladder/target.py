@@ -679,7 +679,7 @@ def _run_on_a_loop(coroutine: Coroutine[Any, Any, Any]) -> Any:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(coroutine)
+        return _run_on_new_loop(coroutine)
     import torch
 
     is_grad_enabled = torch.is_grad_enabled()
@@ -687,10 +687,29 @@ def _run_on_a_loop(coroutine: Coroutine[Any, Any, Any]) -> Any:
     def run() -> Any:
         # The grad mode belongs to the thread.
         with torch.set_grad_enabled(is_grad_enabled):
-            return asyncio.run(coroutine)
+            return _run_on_new_loop(coroutine)
 
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(run).result()
+
+
+def _run_on_new_loop(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """As `asyncio.run`, without its handler of SIGINT: setting that writes the task out, with the tensor it returns."""
+    loop = asyncio.new_event_loop()
+    try:
+        asyncio.set_event_loop(loop)
+        return loop.run_until_complete(coroutine)
+    finally:
+        try:
+            left = asyncio.all_tasks(loop)
+            for task in left:
+                task.cancel()
+            loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.run_until_complete(loop.shutdown_default_executor())
+        finally:
+            asyncio.set_event_loop(None)
+            loop.close()
 
 
 async def _consume_async(items: AsyncIterator[Any], clock: Callable[[], int]) -> RunOutput:

@@ -115,7 +115,9 @@ def _read(path: Path) -> MeasuredSide:
     if stages is None or not stages.scenarios or not environment.is_file():
         failed = results.get("stages")
         why = failed.reason if failed is not None and failed.reason else run.record.error or "it did not come so far"
-        raise InputError(f"{path} has no stage timing, so there is nothing to compare: {why}. Run the workload again.")
+        raise InputError(
+            f"{path} has no stage timing, so there is nothing to compare: {why.rstrip('.')}. Run the workload again."
+        )
     regions, kernels = _done(results, RegionsResult), _done(results, KernelsResult)
     text = (run.path / "workload.yaml").read_text(encoding="utf-8")
     return MeasuredSide(

@@ -153,6 +153,20 @@ def show_table(
     return ShownTable(run_dir=str(run_dir), table=name, source=source, num_rows=len(rows), rows=shown)
 
 
+def list_tables(run_dir: Path) -> ShownTable:
+    """The tables there are, each with what it shows and whether this run has it."""
+    status = {entry.name: entry.status for entry in RunDirectory.open(run_dir).record.rungs}
+    rows: list[Row] = [
+        {
+            "table": name,
+            "shows": place.about,
+            "status": "done" if place.rung is None else status.get(place.rung, "no rung"),
+        }
+        for name, place in TABLES.items()
+    ]
+    return ShownTable(run_dir=str(run_dir), table="tables", source=None, num_rows=len(rows), rows=rows)
+
+
 def render_table(found: ShownTable) -> str:
     """The rows as a Markdown table."""
     columns = list(dict.fromkeys(key for row in found.rows for key in row))

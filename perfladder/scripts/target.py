@@ -69,7 +69,7 @@ def _run(watch: Watch, script: str, arguments: Sequence[str]) -> Caught:
             reached.__traceback__ = None
         except SystemExit as error:
             if error.code not in (None, 0):
-                raise WorkloadError(f"The script {script} ended with exit code {error.code} before its call.") from None
+                raise WorkloadError(_why_it_ended(script, arguments, error.code)) from None
             end = "to its sys.exit()"
         except Exception as error:
             raise error.with_traceback(own_traceback(error)) from None
@@ -80,6 +80,15 @@ def _run(watch: Watch, script: str, arguments: Sequence[str]) -> Caught:
     now = settings_in_force()
     scoped = {name: value for name, value in caught.context.settings.items() if now.get(name) != value}
     return replace(caught, context=caught.context.model_copy(update={"settings": scoped}))
+
+
+def _why_it_ended(script: str, arguments: Sequence[str], code: object) -> str:
+    how = f"with exit code {code}" if isinstance(code, int) else f"saying: {code}"
+    given = f" It was given: {' '.join(arguments)}." if arguments else ""
+    return (
+        f"The script {script} ended before its call, {how}. What it printed is in session.log of the run directory."
+        f"{given} Options of perfladder stand before the script's name."
+    )
 
 
 def _what_is_missing(watch: Watch) -> str:

@@ -60,13 +60,20 @@ def test_a_tree_is_listed_with_depths():
         (["kernel"], "Did you mean 'kernels'"),
         (["kernels", "--sort", "counts"], "Did you mean 'count'"),
         (["launches"], "was not climbed"),
-        ([], "Say what to show"),
     ],
 )
 def test_what_is_not_there_is_refused_with_what_is(run_dir, words, message):
     done = CliRunner().invoke(app, ["show", str(run_dir), *words, "--json"])
     assert done.exit_code == 2
     assert message in json.loads(done.stdout)["error"]["message"]
+
+
+def test_without_a_table_the_command_lists_them(run_dir):
+    done = CliRunner().invoke(app, ["show", str(run_dir), "--json"])
+    assert done.exit_code == 0
+    rows = {row["table"]: row["status"] for row in json.loads(done.stdout)["rows"]}
+    assert set(rows) == set(TABLES)
+    assert (rows["kernels"], rows["launches"]) == ("done", "no rung")
 
 
 def test_the_command_prints_rows_for_programs_and_for_people(run_dir):

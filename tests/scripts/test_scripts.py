@@ -215,7 +215,8 @@ def test_generate_of_a_transformers_model_is_found(load):
         ("def work(): pass", {"function": "wrok"}, InputError, "Did you mean 'work'"),
         ("def work(): pass", {"function": "work"}, WorkloadError, "ran to its end, and did not call work"),
         ("", {}, WorkloadError, "called no module and none of DiffusionPipeline.__call__"),
-        ("raise SystemExit(4)", {}, WorkloadError, "ended with exit code 4 before its call"),
+        ("raise SystemExit(4)", {}, WorkloadError, "ended before its call, with exit code 4"),
+        ("raise SystemExit('a file, please')", {}, WorkloadError, "ended before its call, saying: a file, please"),
         ("1 / 0", {}, WorkloadError, "ZeroDivisionError: division by zero"),
         ("def (", {}, WorkloadError, "SyntaxError"),
         (
