@@ -87,9 +87,9 @@ def guesses(
     wanted = [parameter.name for parameter in parameters if parameter.is_required and parameter.name not in given]
     if not wanted and not given:
         wanted = _usual_first(obj, names)
-    small = {name: value for name, value in _SMALL.items() if name in names or (name in _SMALL and generates(obj))}
-    if not generates(obj):
-        small.pop("max_new_tokens", None)
+    # `generate` takes it although its signature does not name it.
+    known = {*names, "max_new_tokens"} if generates(obj) else names - {"max_new_tokens"}
+    small = {name: value for name, value in _SMALL.items() if name in known}
     choices = [list(_values(obj, name, annotations.get(name))) for name in wanted]
     for values in itertools.islice(itertools.product(*choices), _MAX_TRIALS):
         yield {**dict(zip(wanted, values, strict=True)), **small, **given}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -34,6 +34,16 @@ def resolve_dtype(dtype: str | torch.dtype | None) -> torch.dtype:
     if not isinstance(resolved, torch.dtype) or not resolved.is_floating_point:
         raise InputError(f"Unknown dtype {dtype!r}: expected for example 'float32', 'bfloat16' or 'float16'.")
     return resolved
+
+
+def require_size(size: str, sizes: Iterable[str], workload: str) -> None:
+    """Refuse a size that a workload does not have.
+
+    Raises:
+        InputError: It is none of `sizes`.
+    """
+    if size not in sizes:
+        raise InputError(f"Unknown size {size!r} of the workload {workload}: expected one of {', '.join(sizes)}.")
 
 
 @contextmanager

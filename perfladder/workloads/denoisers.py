@@ -10,8 +10,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import nn
 
-from perfladder.errors import InputError
-from perfladder.workloads.construction import quiet_imports, resolve_device, resolve_dtype, seeded_construction
+from perfladder.workloads.construction import (
+    quiet_imports,
+    require_size,
+    resolve_device,
+    resolve_dtype,
+    seeded_construction,
+)
 
 if TYPE_CHECKING:
     from diffusers import FluxTransformer2DModel, UNet2DConditionModel
@@ -163,7 +168,7 @@ def build_sdxl(
         InputError: Unknown size, device name or dtype.
         NotPossibleHereError: The device is not there.
     """
-    _check_size(size, _SDXL, "sdxl-unet")
+    require_size(size, _SDXL, "sdxl-unet")
     with quiet_imports():
         from diffusers import UNet2DConditionModel
 
@@ -193,7 +198,7 @@ def build_flux(
         InputError: Unknown size, device name or dtype.
         NotPossibleHereError: The device is not there.
     """
-    _check_size(size, _FLUX, "flux-transformer")
+    require_size(size, _FLUX, "flux-transformer")
     with quiet_imports():
         from diffusers import FluxTransformer2DModel
 
@@ -201,8 +206,3 @@ def build_flux(
     with seeded_construction(target_device, target_dtype, seed):
         transformer: nn.Module = FluxTransformer2DModel(**_FLUX[size])
     return FluxDenoiser(transformer.eval(), target_device, target_dtype)
-
-
-def _check_size(size: str, sizes: dict[str, dict[str, Any]], workload: str) -> None:
-    if size not in sizes:
-        raise InputError(f"Unknown size {size!r} of the workload {workload}: expected one of {', '.join(sizes)}.")

@@ -6,8 +6,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from perfladder.errors import InputError
-from perfladder.workloads.construction import quiet_imports, resolve_device, resolve_dtype, seeded_construction
+from perfladder.workloads.construction import (
+    quiet_imports,
+    require_size,
+    resolve_device,
+    resolve_dtype,
+    seeded_construction,
+)
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
@@ -59,8 +64,7 @@ def build(
         InputError: Unknown size, device name or dtype.
         NotPossibleHereError: The device is not there.
     """
-    if size not in _SHAPES:
-        raise InputError(f"Unknown size {size!r} of the workload llama-1b: expected one of {', '.join(_SHAPES)}.")
+    require_size(size, _SHAPES, "llama-1b")
     target_device, target_dtype = resolve_device(device), resolve_dtype(dtype)
     with quiet_imports():
         from transformers import LlamaConfig, LlamaForCausalLM

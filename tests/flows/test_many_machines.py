@@ -1,19 +1,20 @@
 """A Prefect server and MLflow on PostgreSQL, with workers of two pools that contend for one device."""
 
 import asyncio
+import functools
 import json
 import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import postgres
 import pytest
+from processes import wait_until
 
 from perfladder.errors import NotPossibleHereError
 from perfladder.flows import services
@@ -28,12 +29,7 @@ ROOT = Path(__file__).parents[2]
 POOLS = ("h100", "a100")
 
 
-def until(is_true: Callable[[], Any], limit_s: float = 240) -> Any:
-    deadline = time.monotonic() + limit_s
-    while not (found := is_true()):
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-    return found
+until = functools.partial(wait_until, limit_s=240, poll_s=0.2)
 
 
 @pytest.fixture(scope="module")
@@ -229,6 +225,6 @@ def test_down_ends_all_that_uses_the_database(
     assert len(pids) >= 2
     end(workers)
     services.down(folder / "servers")
-    until(lambda: not [pid for pid in pids if Path(f"/proc/{pid}").exists()], 20)
+    until(lambda: not [pid for pid in pids if Path(f"/proc/{pid}").exists()], limit_s=20)
     others = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
-    until(lambda: query(database_url, others) == 0, 20)
+    until(lambda: query(database_url, others) == 0, limit_s=20)

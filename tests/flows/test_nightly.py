@@ -1,5 +1,6 @@
 """A night with real servers: a target that a file makes slower, over a history that only MLflow has."""
 
+import functools
 import http.server
 import importlib.util
 import json
@@ -7,13 +8,13 @@ import shutil
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from processes import wait_until
 
 from perfladder.comparing.differences import OF_THE_MACHINE
 from perfladder.ladder import climb
@@ -63,12 +64,7 @@ def build_nothing():
 """
 
 
-def until(is_true: Callable[[], Any], limit_s: float = 120) -> Any:
-    deadline = time.monotonic() + limit_s
-    while not (found := is_true()):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    return found
+until = functools.partial(wait_until, limit_s=120, poll_s=0.1)
 
 
 @pytest.fixture(scope="module")
@@ -180,7 +176,7 @@ def test_a_planted_regression_fails_the_flow_run_and_raises_the_alarm(
     assert "# planted: regression" in published["night-planted"]
     assert {row["verdict"] for row in json.loads(published["nightly"])} == {"regression", "failed"}
 
-    (alert,) = until(lambda: alerts, 30)
+    (alert,) = until(lambda: alerts, limit_s=30)
     assert "planted" in alert["subject"]
     assert "decoder +" in alert["body"]
     assert rows["planted"]["run_dir"] in alert["body"]

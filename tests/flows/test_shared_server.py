@@ -1,13 +1,14 @@
 """The flow in a worker's process, on a server that others use too: it takes the device, is cancelled, and retried."""
 
+import functools
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import wait_until
 
 from perfladder.guard import descendants
 from perfladder.rundir import RunDirectory
@@ -21,12 +22,7 @@ if __name__ == "__main__":  # Each flow run's process imports this file again.
 """
 
 
-def until(is_true: Callable[[], Any], limit_s: float = 120) -> Any:
-    deadline = time.monotonic() + limit_s
-    while not (found := is_true()):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    return found
+until = functools.partial(wait_until, limit_s=120, poll_s=0.1)
 
 
 @pytest.fixture(scope="module")
@@ -88,8 +84,8 @@ def test_a_cancelled_flow_ends_at_once_and_its_retry_goes_on_with_the_same_run(
     assert slots(client) == [1]
 
     client.set_flow_run_state(flow_run.id, Cancelling())
-    until(lambda: not any(map(is_session, descendants(runner.pid))), 10)
-    until(lambda: client.read_flow_run(flow_run.id).state_name == "Cancelled", 60)
+    until(lambda: not any(map(is_session, descendants(runner.pid))), limit_s=10)
+    until(lambda: client.read_flow_run(flow_run.id).state_name == "Cancelled", limit_s=60)
     record = RunDirectory.open(run_dir).record
     assert (record.status, record.exit_code, record.error) == ("interrupted", 143, "interrupted")
     assert record.prefect_flow_run_id == str(flow_run.id)

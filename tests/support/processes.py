@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 MARK = "PERFLADDER_TEST_MARK"
 """Environment variable by whose value the processes of one test are told from all others."""
@@ -24,9 +25,10 @@ def marked(mark: str) -> list[int]:
     return found
 
 
-def wait_until(condition: Callable[[], object], limit_s: float) -> None:
-    """Look again and again until the condition holds."""
+def wait_until(condition: Callable[[], Any], limit_s: float, *, poll_s: float = 0.02) -> Any:
+    """Look again and again until the condition holds; returns what it gave."""
     deadline = time.monotonic() + limit_s
-    while not condition():
+    while not (found := condition()):
         assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
+        time.sleep(poll_s)
+    return found
