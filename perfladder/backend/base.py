@@ -186,6 +186,11 @@ class Backend(ABC):
         return replace(built, call=_contiguous_outputs(built.call), owns_weights=True)
 
 
+def why_no_graphs(device: torch.device) -> str | None:
+    """Why there are no CUDA graphs on a device; None if there are."""
+    return None if device.type == "cuda" else f"CUDA graphs need an NVIDIA GPU, and this is {device.type}"
+
+
 def _as_built(made: Built | Callable[..., Any]) -> Built:
     return made if isinstance(made, Built) else Built(made)
 

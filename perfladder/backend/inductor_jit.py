@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, JsonValue, model_validator
 
-from perfladder._torch_private import compile_counters, has_cpp_compiler
+from perfladder._torch_private import GRAPHS_OPTION, compile_counters, has_cpp_compiler
 from perfladder.backend.autocast import AutocastConfig, under_autocast
-from perfladder.backend.base import Backend, BuildRequest, Built
+from perfladder.backend.base import Backend, BuildRequest, Built, why_no_graphs
 from perfladder.errors import TuningError
 
 if TYPE_CHECKING:
@@ -24,14 +24,23 @@ class TorchInductorJitBackendConfig(AutocastConfig):
     mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] | None = None
     dynamic: bool | None = Field(default=None, description="None: dynamic if the graph has axes that vary.")
     fullgraph: bool = Field(default=False, description="Fail where the graph would break.")
-    cuda_graphs: bool | None = Field(default=None, description="None: as the mode has it.")
+    cuda_graphs: bool = Field(
+        default=False, description="Replay a CUDA graph of the whole call from the second call of a size on."
+    )
     options: dict[str, JsonValue] | None = Field(default=None, description="Of Inductor; not together with a mode.")
 
     @model_validator(mode="after")
     def _check_options(self) -> TorchInductorJitBackendConfig:
-        if self.mode is not None and (self.options is not None or self.cuda_graphs is not None):
-            raise ValueError("mode excludes options and cuda_graphs, since a mode is a set of options")
+        if self.mode is not None and self.options is not None:
+            raise ValueError("mode excludes options, since a mode is a set of options")
+        if self.cuda_graphs and self.has_own_graphs:
+            raise ValueError("cuda_graphs is given, but Inductor makes CUDA graphs of its own with this mode or option")
         return self
+
+    @property
+    def has_own_graphs(self) -> bool:
+        """Whether Inductor makes CUDA graphs, of the parts of a call and for the thread that compiled only."""
+        return self.mode in ("reduce-overhead", "max-autotune") or bool((self.options or {}).get(GRAPHS_OPTION))
 
 
 class TorchInductorJitBackend(Backend):
@@ -49,7 +58,8 @@ class TorchInductorJitBackend(Backend):
 
     def why_not(self, device: torch.device) -> str | None:
         """Besides the device: Inductor needs a C++ compiler on a CPU, and Triton on a GPU."""
-        return super().why_not(device) or inductor_is_missing(device)
+        no_graphs = why_no_graphs(device) if self.config.cuda_graphs else None
+        return super().why_not(device) or no_graphs or inductor_is_missing(device)
 
     def compile(self, request: BuildRequest) -> Built:
         """Compile, and run the samples, so that all graphs are there before somebody waits for one."""
@@ -60,21 +70,15 @@ class TorchInductorJitBackend(Backend):
             mode=config.mode,
             dynamic=config.dynamic if config.dynamic is not None else request.graph.has_dynamic_axis or None,
             fullgraph=config.fullgraph,
-            options=self._options(),
+            options=dict(config.options) if config.options else None,
         )
-        keeps_outputs = self._has_cuda_graphs(request.device)
-        return warmed_up(_with_own_outputs(compiled) if keeps_outputs else compiled, request)
+        keeps_outputs = config.has_own_graphs and request.device.type == "cuda"
+        built = warmed_up(_with_own_outputs(compiled) if keeps_outputs else compiled, request)
+        if not config.cuda_graphs:
+            return built
+        from perfladder.backend.graphed_call import graphed
 
-    def _options(self) -> dict[str, Any] | None:
-        options = dict(self.config.options or {})
-        if self.config.cuda_graphs is not None:
-            options["triton.cudagraphs"] = self.config.cuda_graphs
-        return options or None
-
-    def _has_cuda_graphs(self, device: torch.device) -> bool:
-        options = self._options() or {}
-        is_asked = self.config.mode in ("reduce-overhead", "max-autotune") or options.get("triton.cudagraphs")
-        return device.type == "cuda" and bool(is_asked)
+        return graphed(built, request)
 
 
 def inductor_is_missing(device: torch.device) -> str | None:

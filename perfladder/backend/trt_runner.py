@@ -4,23 +4,19 @@ torch's. The host waits for nothing but results whose sizes depend on values.
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 
-from perfladder.backend.cuda_lane import Graph, Lane, on_device
+from perfladder.backend.cuda_graphs import Policy, Recordable, ReplayedSizes
+from perfladder.backend.cuda_lane import Lane, on_device
 from perfladder.backend.trt_build import EngineRecord
 from perfladder.backend.trt_engine import Engine
-from perfladder.backend.trt_graphs import BoundedCache, Policy
 from perfladder.backend.trt_profiles import Profile, Shapes, chosen_profile
 from perfladder.errors import InputError, TuningError
-
-_logger = logging.getLogger("perfladder.tuning")
 
 _MAX_KNOWN: Final = 1024
 
@@ -38,30 +34,34 @@ class TensorRTRunner:
         lane: Where.
         max_graphs: Sizes that have a CUDA graph at a time; 0: none.
         policy: Which graph makes room for another one.
-
-    Attributes:
-        num_replays: Calls that a graph served.
-        num_captures: Graphs that were made.
     """
 
     def __init__(self, engine: Engine, record: EngineRecord, lane: Lane, *, max_graphs: int, policy: Policy) -> None:
         self._engine, self._lane = engine, lane
         taken = [one.number for one in engine.inputs]
         self._profiles = [Profile(inputs=[one.inputs[number] for number in taken]) for one in record.profiles]
-        self._graphs: BoundedCache[_Replayed] = BoundedCache(max_graphs, policy)
-        self._unfit: set[Shapes] = set()
+        self._sizes = ReplayedSizes(lane, limit=max_graphs, policy=policy)
         self._profile_by_shapes: dict[Shapes, int] = {}
         with on_device(lane.device):
             self._context: Any = engine.new_context()
         self._lent: list[Any] = []
         self._spare = torch.empty(1, dtype=torch.float64, device=lane.device)
         self._lock = threading.Lock()
-        self.num_replays = self.num_captures = 0
 
     @property
     def num_graphs(self) -> int:
         """Sizes that have a CUDA graph."""
-        return len(self._graphs)
+        return len(self._sizes)
+
+    @property
+    def num_replays(self) -> int:
+        """Calls that a graph served."""
+        return self._sizes.num_replays
+
+    @property
+    def num_captures(self) -> int:
+        """Graphs that were made."""
+        return self._sizes.num_captures
 
     def __call__(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         """Run it; results are complete where work that follows on the current stream sees them.
@@ -76,13 +76,8 @@ class TensorRTRunner:
             profile = self._profile_of(shapes)
             if self._lane.is_recording():
                 return self._plain(taken, shapes, profile)
-            replayed = self._graphs.get(shapes)
-            if replayed is None and self._graphs.wants(shapes) and shapes not in self._unfit:
-                replayed = self._captured(taken, shapes, profile)
-            if replayed is None:
-                return self._plain(taken, shapes, profile)
-            self.num_replays += 1
-            return replayed(self._lane, taken)
+            results = self._sizes.serve(taken, lambda inputs: self._recordable(inputs, shapes, profile))
+            return self._plain(taken, shapes, profile) if results is None else results
 
     def _at_hand(self, position: int, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor on the device, at an address that the library takes."""
@@ -99,7 +94,7 @@ class TensorRTRunner:
         if shapes not in self._profile_by_shapes:
             if len(self._profile_by_shapes) >= _MAX_KNOWN:
                 self._profile_by_shapes.clear()
-                self._unfit.clear()
+                self._sizes.unfit.clear()
             self._profile_by_shapes[shapes] = chosen_profile(self._profiles, shapes)
         return self._profile_by_shapes[shapes]
 
@@ -123,7 +118,7 @@ class TensorRTRunner:
         finally:
             for name in unknown:
                 context.set_output_allocator(name, None)
-                self._unfit.add(shapes)
+                self._sizes.unfit[shapes] = "sizes of its results are known only afterwards"
         return [
             result if result is not None else unknown[output.name].result(output.dtype, self._lane)
             for result, output in zip(results, self._engine.outputs, strict=True)
@@ -161,59 +156,23 @@ class TensorRTRunner:
         if not context.execute_async_v3(stream):
             raise TuningError("the engine failed to run; its library's log says why")
 
-    def _captured(self, taken: Sequence[torch.Tensor], shapes: Shapes, profile: int) -> _Replayed | None:
-        """A graph of this call, for it and later ones of these sizes; None where there can be none."""
-        self._graphs.make_room()
-        context, inputs = self._engine.new_context(), [torch.empty_like(tensor) for tensor in taken]
-        with self._lane.work():
-            for there, tensor in zip(inputs, taken, strict=True):
-                there.copy_(tensor)
+    def _recordable(self, inputs: Sequence[torch.Tensor], shapes: Shapes, profile: int) -> Recordable:
+        """A call of these tensors, in a context of its own."""
+        context = self._engine.new_context()
         self._set(context, inputs, shapes, profile)
-        outputs = [self._bound(context, output, {}) for output in self._engine.outputs]
-        with self._lane.work() as stream:
-            # The first run of new sizes may allocate and compile, which a graph cannot hold.
-            self._execute(context, stream)
-            graph = self._recorded(context, shapes, stream)
-        if graph is None:
-            self._unfit.add(shapes)
-            return None
-        made = _Replayed(graph, context, inputs, [output for output in outputs if output is not None])
-        self._graphs.put(shapes, made)
-        return made
-
-    def _recorded(self, context: Any, shapes: Shapes, stream: int) -> Graph | None:
+        bound = [self._bound(context, output, {}) for output in self._engine.outputs]
+        outputs = [output for output in bound if output is not None]
         can_tell = getattr(context, "is_stream_capturable", None)
-        try:
-            if can_tell is not None and not can_tell(stream):
-                raise RuntimeError("the engine's runtime says that it cannot be recorded")
-            graph = self._lane.record(lambda recorded_on: self._execute(context, recorded_on))
-        except (RuntimeError, TuningError) as error:
-            sizes = ", ".join(str(list(shape)) for shape in shapes)
-            _logger.warning("Calls of %s run without a CUDA graph: %s", sizes, error)
-            return None
-        self.num_captures += 1
-        return graph
 
+        def run(stream: int) -> list[torch.Tensor]:
+            self._execute(context, stream)
+            return outputs
 
-@dataclass(frozen=True, eq=False)
-class _Replayed:
-    """A recorded call, with memory of its own into which inputs are copied; its context stays as it was."""
+        def why_not(stream: int) -> str | None:
+            is_fit = can_tell is None or can_tell(stream)
+            return None if is_fit else "the engine's runtime says that it cannot be recorded"
 
-    graph: Graph
-    context: Any
-    inputs: Sequence[torch.Tensor]
-    outputs: Sequence[torch.Tensor]
-
-    def __call__(self, lane: Lane, taken: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        results = [torch.empty_like(output) for output in self.outputs]
-        with lane.work():
-            lane.hold([*self.inputs, *self.outputs])
-            for there, tensor in zip(self.inputs, taken, strict=True):
-                there.copy_(tensor)
-            self.graph.replay()
-            for result, output in zip(results, self.outputs, strict=True):
-                result.copy_(output)
-        return results
+        return Recordable(run, why_not)
 
 
 class _Unknown:

@@ -386,8 +386,8 @@ def _typical_ms(candidates: Sequence[Candidate]) -> Milliseconds:
 def default_backends(module: Any, device_type: str) -> list[Backend]:
     """What is tried where none are given: on CUDA TensorRT by both exporters, then Inductor, then the plain module.
 
-    For convolutions Inductor and the plain module are tried in channels-last too. What is not installed, or does not
-    run on the device, is not applicable and costs nothing.
+    On CUDA Inductor and the plain module are tried as CUDA graphs first, and for convolutions in channels-last. What is
+    not installed, or does not run on the device, is not applicable and costs nothing.
     """
     from torch import nn
 
@@ -395,16 +395,17 @@ def default_backends(module: Any, device_type: str) -> list[Backend]:
     from perfladder.backend.tensorrt import TensorRTBackend
 
     convolutions = (nn.Conv2d, nn.ConvTranspose2d)
-    has_convolutions = any(isinstance(part, convolutions) for part in module.modules())
+    layouts: list[dict[str, Any]] = [{}]
+    if any(isinstance(part, convolutions) for part in module.modules()):
+        layouts.insert(0, {"memory_format": "channels_last"})
     found: list[Backend] = []
     if device_type == "cuda":
         found += [TensorRTBackend(), TensorRTBackend(use_dynamo=False)]
-    if has_convolutions:
-        found.append(TorchInductorJitBackend(memory_format="channels_last"))
-    found.append(TorchInductorJitBackend())
-    if has_convolutions:
-        found.append(TorchEagerBackend(memory_format="channels_last"))
-    return [*found, TorchEagerBackend()]
+    for kind in (TorchInductorJitBackend, TorchEagerBackend):
+        if device_type == "cuda":
+            found += [kind(**layout, cuda_graphs=True) for layout in layouts]
+        found += [kind(**layout) for layout in layouts]
+    return found
 
 
 def all_backends(module: Any, device_type: str) -> list[Backend]:

@@ -132,9 +132,12 @@ class TestOptions:
             (lambda: pl.backend.TorchInductorJitBackend(mode="fastest"), "mode"),
             (
                 lambda: pl.backend.TorchInductorJitBackend(mode="default", options={"max_autotune": True}),
-                "mode excludes options and cuda_graphs",
+                "mode excludes options",
             ),
-            (lambda: pl.backend.TorchInductorJitBackend(mode="default", cuda_graphs=True), "mode excludes options"),
+            (
+                lambda: pl.backend.TorchInductorJitBackend(mode="reduce-overhead", cuda_graphs=True),
+                "Inductor makes CUDA graphs of its own",
+            ),
             (lambda: pl.backend.TorchAOBackend(quantization="int3"), "quantization"),
             (lambda: pl.backend.TorchAOBackend(min_features=-1), "min_features"),
         ],

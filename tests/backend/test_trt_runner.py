@@ -9,9 +9,9 @@ import torch
 from flat_calls import Nested, make_request, nested_call
 from trt_stand_in import CpuLane, opened
 
+from perfladder.backend.cuda_graphs import BoundedCache
 from perfladder.backend.cuda_lane import CudaLane
 from perfladder.backend.flat import FlatCall, FlatModule, learned_form
-from perfladder.backend.trt_graphs import BoundedCache
 from perfladder.backend.trt_runner import TensorRTRunner
 from perfladder.errors import InputError, TuningError
 

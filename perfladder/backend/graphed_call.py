@@ -1,0 +1,105 @@
+"""CUDA graphs of a module's calls: one for each size, replayed with the host's work of a few copies."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import torch
+from pydantic import JsonValue
+
+from perfladder.backend.base import BuildRequest, Built
+from perfladder.backend.cuda_graphs import Recordable, ReplayedSizes
+from perfladder.backend.cuda_lane import CudaLane, Lane, on_device
+from perfladder.backend.flat import FlatCall, FlatModule, OutputForm, learned_form, why_not_flat
+from perfladder.errors import TuningError
+from perfladder.tuning.samples import copy_arguments
+from perfladder.tuning.state import ModuleState
+
+_MAX_GRAPHS: Final = 8
+_CALLS_TO_RECORD: Final = 2
+
+
+def graphed(built: Built, request: BuildRequest) -> Built:
+    """What was built, with its calls replayed; of the samples they are recorded now."""
+    call = GraphedCall(replace(request, forward=built.call), CudaLane(request.device))
+    for _ in range(_CALLS_TO_RECORD):
+        for args, kwargs in request.calls():
+            call(*args, **kwargs)
+    facts: dict[str, JsonValue] = {"num_cuda_graphs": call.num_graphs}
+    if call.why_not is not None:
+        facts["no_cuda_graph"] = call.why_not
+    return replace(built, call=call, details={**built.details, **facts})
+
+
+class GraphedCall:
+    """Takes the arguments of a forward, and replays what was recorded of a call of that size.
+
+    From the second call of a size on: the first call of all tells how results are put together. What cannot be taken
+    apart into tensors on the device, or not be recorded since the host waits in it, runs as it is. So does a call in
+    somebody else's graph. What the host does in a call, such as to count it, is done when it is recorded only.
+
+    Args:
+        request: Its forward is what is called.
+        lane: Where.
+
+    Attributes:
+        why_not: Why calls run as they are; None if they do not.
+    """
+
+    def __init__(self, request: BuildRequest, lane: Lane) -> None:
+        self._request, self._lane = request, lane
+        self._sizes = ReplayedSizes(lane, limit=_MAX_GRAPHS, policy="lfu")
+        self._lock = threading.Lock()
+        self.why_not = why_not_flat(request.graph)
+        self._served: Callable[..., Any] | None = request.forward if self.why_not else None
+
+    @property
+    def num_graphs(self) -> int:
+        """Sizes that have a CUDA graph."""
+        return len(self._sizes)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """As the forward."""
+        served = self._served
+        if served is None:
+            with self._lock:
+                served = self._served = self._served or self._made(args, kwargs)
+        return served(*args, **kwargs)
+
+    def _made(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
+        """Learn from a call, which leaves nothing in the module, how results are put together."""
+        state = ModuleState(self._request.module)
+        try:
+            with torch.inference_mode(False):
+                form = learned_form(self._request, *copy_arguments(args, kwargs))
+                flat = FlatModule(self._request, *copy_arguments(args, kwargs))
+        except TuningError as error:
+            self.why_not = str(error)
+            return self._request.forward
+        finally:
+            state.restore()
+        self.why_not = _why_not_recorded(flat, form)
+        if self.why_not is not None:
+            return self._request.forward
+        return FlatCall(self._request, flat.inputs, lambda tensors: self._run(flat, tensors), form)
+
+    def _run(self, flat: FlatModule, tensors: list[torch.Tensor]) -> Sequence[torch.Tensor]:
+        results = None
+        if self.why_not is None and not self._lane.is_recording():
+            with self._lock, on_device(self._lane.device):
+                results = self._sizes.serve(tensors, lambda inputs: Recordable(lambda _: flat.forward(*inputs)))
+                self.why_not = next(iter(self._sizes.unfit.values()), None)
+        return flat.forward(*tensors) if results is None else results
+
+
+def _why_not_recorded(flat: FlatModule, form: OutputForm) -> str | None:
+    """Why a replay would not do what a call does; None if it does."""
+    for number, one in enumerate(flat.inputs):
+        if one.is_on_cpu:
+            return f"`{one.access_path}` is on the CPU, so that a graph would hold its value"
+        if number in form.changed:
+            return f"`{one.access_path}` is changed in place, and a graph would change its own copy"
+    return None

@@ -1,0 +1,216 @@
+"""Calls that are recorded and replayed; those marked `gpu` record real CUDA graphs."""
+
+import copy
+import threading
+from dataclasses import replace
+
+import pytest
+import torch
+from cpu_graphs import OperatorLane
+from flat_calls import Mlp, Nested, call_of, make_request, nested_call
+from torch import nn
+
+import perfladder as pl
+from perfladder.backend.cuda_lane import CudaLane
+from perfladder.backend.graphed_call import GraphedCall, graphed
+from perfladder.errors import InputError
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def lane(request):
+    return OperatorLane() if request.param == "cpu" else CudaLane(torch.device("cuda", 0))
+
+
+def on(lane, module, folder, *calls, batch_sizes=()):
+    """A request whose module and samples lie where the lane is."""
+    moved = [pl.tuning.tree.map_tensors(call, lambda t: t.to(lane.device)) for call in calls]
+    request = make_request(folder, copy.deepcopy(module).to(lane.device), *moved, batch_sizes=batch_sizes)
+    return replace(request, device=lane.device)
+
+
+def rows(count, lane, start=0):
+    return torch.linspace(start, start + 1, count * 8, device=lane.device).view(count, 8)
+
+
+def test_a_size_is_replayed_from_its_second_call_on_and_right(lane, tmp_path):
+    request = on(lane, Mlp(), tmp_path, call_of(rows(2, lane)), call_of(rows(4, lane)), batch_sizes=(2, 4))
+    call = GraphedCall(request, lane)
+    kept = []
+    for mode in (torch.no_grad, torch.inference_mode, torch.no_grad):
+        with mode():
+            for start in range(3):
+                for count in (2, 4):
+                    x = rows(count, lane, start)
+                    kept.append((call(x), request.forward(x)))
+    assert (call.num_graphs, call.why_not) == (2, None)
+    assert call._sizes.num_replays == 2 * 9 - 2
+    for found, right in kept:
+        torch.testing.assert_close(found, right)
+
+
+def test_weights_that_are_changed_in_place_are_seen(lane, tmp_path):
+    request = on(lane, Mlp(), tmp_path, call_of(rows(2, lane)))
+    call, x = GraphedCall(request, lane), rows(2, lane)
+    with torch.no_grad():
+        for _ in range(3):
+            call(x)
+        request.module.layers[2].bias += 7
+        torch.testing.assert_close(call(x), request.forward(x))
+    assert call.num_graphs == 1
+
+
+def test_nested_results_are_put_together(lane, tmp_path):
+    request = on(lane, Nested(), tmp_path, nested_call(2), nested_call(4), batch_sizes=(2, 4))
+    call = GraphedCall(request, lane)
+    for batch in (2, 4, 2, 4, 2):
+        args, kwargs = pl.tuning.tree.map_tensors(nested_call(batch), lambda t: t.to(lane.device))
+        with torch.no_grad():
+            result, expected = call(*args, **kwargs), request.forward(*args, **kwargs)
+        assert result["again"] is result["hidden"]
+        assert result["parts"][1] is kwargs["options"]["mask"]
+        torch.testing.assert_close(result["hidden"], expected["hidden"])
+    assert call.num_graphs == 2
+
+
+class Waits(nn.Module):
+    def forward(self, x):
+        return x * 2 if x.sum().item() > 0 else x * 3
+
+
+class ChangesInput(nn.Module):
+    def forward(self, x):
+        return x.mul_(2) + 1
+
+
+class Counts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("count", torch.zeros(1))
+
+    def forward(self, x):
+        self.count = self.count + 1
+        return x + self.count
+
+
+@pytest.mark.parametrize(
+    ("module", "says"),
+    [
+        (Waits(), "permitted when stream is capturing"),
+        (ChangesInput(), "`x` is changed in place"),
+        (Counts(), "changes its own buffer `count` at each call"),
+    ],
+)
+def test_what_cannot_be_recorded_runs_as_it_is(lane, tmp_path, module, says):
+    request = on(lane, module, tmp_path, call_of(rows(2, lane)))
+    call, twin = GraphedCall(request, lane), copy.deepcopy(request.module)
+    for start in (1, -9, 1, -9):
+        x = rows(2, lane, start)
+        other = x.clone()
+        with torch.no_grad():
+            torch.testing.assert_close(call(x), twin(other))
+        torch.testing.assert_close(x, other)
+    assert call.num_graphs == 0
+    assert says in call.why_not
+
+
+@pytest.mark.gpu
+def test_a_value_on_the_host_is_no_part_of_a_graph(tmp_path):
+    class Scaled(nn.Module):
+        def forward(self, x, factor):
+            return x * factor
+
+    lane = CudaLane(torch.device("cuda", 0))
+    module, x = Scaled(), rows(2, lane)
+    request = replace(make_request(tmp_path, module, call_of(x, torch.tensor(2.0))), device=lane.device)
+    call = GraphedCall(request, lane)
+    for factor in (2.0, 3.0, 4.0):
+        torch.testing.assert_close(call(x, torch.tensor(factor)), x * factor)
+    assert "`factor` is on the CPU" in call.why_not
+
+
+def test_threads_get_their_own_results(lane, tmp_path):
+    request = on(lane, Mlp(), tmp_path, call_of(rows(1, lane)), call_of(rows(2, lane)), batch_sizes=(1, 2))
+    call, wrong, start = GraphedCall(request, lane), [], threading.Barrier(4)
+
+    def work(number):
+        start.wait()
+        for turn in range(30):
+            x = rows(1 + (number + turn) % 2, lane, number * 10 + turn)
+            with torch.no_grad():
+                if not torch.allclose(call(x), request.forward(x), atol=1e-5):
+                    wrong.append((number, turn))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert call.num_graphs == 2
+
+
+def test_inside_a_graph_of_somebody_else_there_is_none_of_ours(tmp_path):
+    lane = OperatorLane()
+    request = on(lane, Mlp(), tmp_path, call_of(rows(2, lane)))
+    call, x = GraphedCall(request, lane), rows(2, lane)
+    lane.others_record = True
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(call(x), request.forward(x))
+    assert call.num_graphs == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", [pl.backend.TorchEagerBackend, pl.backend.TorchInductorJitBackend])
+@pytest.mark.parametrize("options", [{}, {"memory_format": "channels_last"}])
+def test_backends_record_their_samples(tmp_path, backend, options):
+    lane = CudaLane(torch.device("cuda", 0))
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.SiLU(), nn.Dropout(0.5), nn.Conv2d(8, 3, 3))
+    request = on(lane, module, tmp_path, call_of(torch.randn(2, 3, 16, 16)))
+    # A sequence calls its argument `input`.
+    built = backend(cuda_graphs=True, **options).build(request)
+    assert built.details["num_cuda_graphs"] == 1, built.details
+    for _ in range(3):
+        x = torch.randn(2, 3, 16, 16, device="cuda")
+        with torch.no_grad():
+            torch.testing.assert_close(built.call(x), request.forward(x), atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.gpu
+def test_random_numbers_of_replays_are_those_of_the_seed(tmp_path):
+    class Noisy(nn.Module):
+        def forward(self, x):
+            return x + torch.randn_like(x)
+
+    lane = CudaLane(torch.device("cuda", 0))
+    request = on(lane, Noisy(), tmp_path, call_of(rows(2, lane)))
+    call, x = GraphedCall(request, lane), rows(2, lane)
+    for _ in range(3):
+        call(x)
+    assert call.num_graphs == 1
+    results = []
+    for one in (call, request.forward):
+        torch.manual_seed(5)
+        results += [torch.stack([one(x), one(x)])]
+    torch.testing.assert_close(*results)
+
+
+def test_on_a_cpu_there_are_no_cuda_graphs():
+    backend = pl.backend.TorchEagerBackend(cuda_graphs=True)
+    assert backend.why_not(torch.device("cpu")) == "CUDA graphs need an NVIDIA GPU, and this is cpu"
+    assert pl.backend.TorchInductorJitBackend(cuda_graphs=True).why_not(torch.device("cpu"))
+    with pytest.raises(InputError, match="cuda_graphs"):
+        pl.backend.TorchInductorJitBackend(cuda_graphs="yes please")
+
+
+def test_details_tell_how_many_or_why_none(tmp_path, monkeypatch):
+    lane = OperatorLane()
+    monkeypatch.setattr("perfladder.backend.graphed_call.CudaLane", lambda device: lane)
+    request = on(lane, Mlp(), tmp_path, call_of(rows(2, lane)))
+    built = pl.backend.TorchEagerBackend().build(request)
+    assert graphed(built, request).details == {"num_cuda_graphs": 1}
+    waits = on(lane, Waits(), tmp_path, call_of(rows(2, lane)))
+    details = graphed(pl.backend.TorchEagerBackend().build(waits), waits).details
+    assert details["num_cuda_graphs"] == 0
+    assert "capturing" in details["no_cuda_graph"]
