@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from perfladder.tuning.strategies import MinLatencyStrategy as MinLatencyStrategy
     from perfladder.tuning.strategies import OneBackendStrategy as OneBackendStrategy
     from perfladder.tuning.strategies import TuneStrategy as TuneStrategy
+    from perfladder.tuning.timesteps import HostTimesteps as HostTimesteps
     from perfladder.tuning.tree import register_input_type as register_input_type
     from perfladder.tuning.tune import tune as tune
     from perfladder.tuning.wrap import unwrap as unwrap
@@ -62,6 +63,7 @@ _LAZY = {
     "DataLoaderFactory": "perfladder.tuning.dataset",
     "DynamicDim": "perfladder.tuning.dims",
     "FirstWinsStrategy": "perfladder.tuning.strategies",
+    "HostTimesteps": "perfladder.tuning.timesteps",
     "LatencyBudgetStrategy": "perfladder.tuning.strategies",
     "MaxThroughputStrategy": "perfladder.tuning.strategies",
     "MinLatencyStrategy": "perfladder.tuning.strategies",
@@ -104,6 +106,7 @@ __all__ = [
     "DataLoaderFactory",
     "DynamicDim",
     "FirstWinsStrategy",
+    "HostTimesteps",
     "LatencyBudgetStrategy",
     "MaxThroughputStrategy",
     "MinLatencyStrategy",

@@ -46,9 +46,13 @@ def tune(
     workload: Annotated[str, typer.Argument(help="A workload file (YAML), or the name of a built-in.")],
     as_json: Json = False,
     modules: Annotated[
-        list[str] | None, typer.Option("--module", help="Module to tune, as in unet (repeatable); else by --min-share.")
+        list[str] | None,
+        typer.Option(
+            "--module",
+            help="Module or scheduler, as in unet (repeatable); else by --min-share, and all schedulers.",
+        ),
     ] = None,
-    min_share: Annotated[float, typer.Option("--min-share", help="Least part of the time of a module.")] = 0.05,
+    min_share: Annotated[float, typer.Option("--min-share", help="Least part of the time of a module.")] = 0.02,
     limit: Annotated[int | None, typer.Option("--limit", help="At most so many modules, the slowest first.")] = None,
     strategy: Annotated[
         str,

@@ -429,6 +429,7 @@ class LoadedTarget:
     def _load_tuned(self, tuned: TunedArchive, only: str | None) -> None:
         """Put the archive's modules in place; of a stage alone those that it is or holds."""
         from perfladder.tuning.checkpoint import archive_path, list_modules, load
+        from perfladder.tuning.timesteps import host_timesteps_in
         from perfladder.tuning.wrap import wrapped_in
 
         archive = archive_path(self.base_dir / tuned.archive)
@@ -440,7 +441,8 @@ class LoadedTarget:
             paths = [path for path in list_modules(archive) if f"{path}.".startswith(f"{only}.")]
         if paths != []:
             self.obj = load(self.obj, archive, modules=paths, trust=tuned.trust, disable_external_logging=False)
-            self.tuned_modules = paths or sorted({control.path or "" for control in wrapped_in(self.obj)})
+            wrapped = {control.path or "" for control in wrapped_in(self.obj)}
+            self.tuned_modules = paths or sorted(wrapped | set(host_timesteps_in(self.obj)))
 
     def _check_attention_backend(self, *, is_whole: bool) -> None:
         """Set a diffusers attention backend; refuse one that cannot serve here, instead of falling back."""

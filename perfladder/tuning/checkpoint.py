@@ -33,6 +33,7 @@ from perfladder.tuning.graphs import GraphTable, TableModel
 from perfladder.tuning.logs import only_own_messages
 from perfladder.tuning.module import Module, control_of
 from perfladder.tuning.records import DecisionRecord
+from perfladder.tuning.timesteps import HostTimesteps, host_timesteps_in, scheduler_at
 from perfladder.tuning.wrap import replace_modules, wrapped_in
 
 if TYPE_CHECKING:
@@ -70,6 +71,13 @@ class SavedModule(Model):
     choices: list[SavedChoice]
 
 
+class SavedScheduler(Model):
+    """One scheduler that takes its timesteps from the host."""
+
+    path: str = Field(description="On the saved object.")
+    scheduler_type: str
+
+
 class SavedManifest(Model):
     """What an archive holds."""
 
@@ -78,10 +86,11 @@ class SavedManifest(Model):
     created_at: str
     versions: dict[str, str] = Field(description="Of what decides the builds.")
     modules: list[SavedModule]
+    schedulers: list[SavedScheduler] = []
 
 
 def save(obj: Any, path: str | Path) -> Path:
-    """Save the tuned modules of an object, with their original weights.
+    """Save the tuned modules of an object, with their original weights, and which schedulers have host timesteps.
 
     Args:
         obj: A tuned module, or what holds some.
@@ -97,7 +106,8 @@ def save(obj: Any, path: str | Path) -> Path:
     """
     target = archive_path(path)
     controls = [control for control in wrapped_in(obj) if control.state == "tuned"]
-    if not controls:
+    hosts = host_timesteps_in(obj)
+    if not controls and not hosts:
         raise InputError("obj: it holds no tuned module; tune it with pl.tune first.")
     members: dict[str, bytes | Path] = {}
     with tempfile.TemporaryDirectory(prefix="perfladder-") as scratch:
@@ -112,6 +122,9 @@ def save(obj: Any, path: str | Path) -> Path:
             created_at=datetime.now(UTC).isoformat(timespec="seconds"),
             versions=versions(name for backend in backends for name in backend.libraries),
             modules=saved,
+            schedulers=[
+                SavedScheduler(path=path, scheduler_type=_type_of(host.scheduler)) for path, host in hosts.items()
+            ],
         )
         write_archive(target, members, manifest)
     return target
@@ -135,7 +148,7 @@ def load(
         obj: Built as the saved one was, with any weights.
         path: As `save` takes it.
         device_map: Devices of modules by path; others stay where they are.
-        modules: Paths of those to load; None: all of them.
+        modules: Paths of those to load, of schedulers too; None: all of them.
         trust: Also use files that are code, as some backends write: these can do whatever your own code can.
         disable_external_logging: Mute log handlers for all but perfladder's own messages, during this call.
 
@@ -154,9 +167,12 @@ def load(
         manifest = _manifest_of(archive)
         devices = device_map if device_map is not None else {}
         wanted = _wanted(manifest, modules, devices)
+        schedulers = [_scheduler(archive, entry, obj) for entry in manifest.schedulers if _is_in(entry, modules)]
         plans = [_plan(archive, manifest, entry, obj, devices.get(entry.path), trust) for entry in wanted]
         for plan in plans:
             obj = _put_in_place(plan, obj)
+        for scheduler in schedulers:
+            HostTimesteps(scheduler)
     return obj
 
 
@@ -266,7 +282,7 @@ def _without_logs(record: DecisionRecord | None) -> DecisionRecord | None:
     return record.model_copy(update={"candidates": candidates})
 
 
-def _type_of(module: nn.Module) -> str:
+def _type_of(module: Any) -> str:
     return f"{type(module).__module__}.{type(module).__qualname__}"
 
 
@@ -281,16 +297,20 @@ def _manifest_of(archive: Archive) -> SavedManifest:
 
 def _wanted(manifest: SavedManifest, modules: Sequence[str] | None, device_map: Mapping[str, Any]) -> list[SavedModule]:
     known = [entry.path for entry in manifest.modules]
+    schedulers = [entry.path for entry in manifest.schedulers]
     if isinstance(modules, str):
         raise InputError(f"modules: expected a list of paths, such as [{modules!r}], not a text.")
     if not isinstance(device_map, Mapping):
         raise InputError(
             f"device_map: expected devices by path of module, as in {{'unet': 'cuda'}}, got {device_map!r}."
         )
-    for field, paths in (("modules", modules or ()), ("device_map", device_map)):
+    for field, paths, names in (
+        ("modules", modules or (), [*known, *schedulers]),
+        ("device_map", device_map, known),
+    ):
         for path in paths:
-            if path not in known:
-                raise InputError(f"{field}: {path!r} is not in the archive. {near_names(path, known, 'modules')}")
+            if path not in names:
+                raise InputError(f"{field}: {path!r} is not in the archive. {near_names(path, names, 'modules')}")
     for path, device in device_map.items():
         try:
             torch.device(device)
@@ -299,6 +319,23 @@ def _wanted(manifest: SavedManifest, modules: Sequence[str] | None, device_map: 
                 f"device_map: {device!r} for {path!r} is no device; expected cpu, cuda, cuda:1 and so on."
             ) from None
     return [entry for entry in manifest.modules if modules is None or entry.path in modules]
+
+
+def _is_in(entry: SavedScheduler, modules: Sequence[str] | None) -> bool:
+    return modules is None or entry.path in modules
+
+
+def _scheduler(archive: Archive, entry: SavedScheduler, obj: Any) -> Any:
+    """The scheduler that an entry is about."""
+    try:
+        found = scheduler_at(obj, entry.path, field_name="obj")
+    except InputError as error:
+        raise ArchiveError(f"{archive.path} does not fit this {type(obj).__name__}. {error}") from None
+    if _type_of(found) != entry.scheduler_type:
+        raise ArchiveError(
+            f"{archive.path}: {entry.path} is a {entry.scheduler_type}, but here is a {_type_of(found)}."
+        )
+    return found
 
 
 @dataclass(frozen=True, eq=False)

@@ -39,7 +39,7 @@ class TunedReplayRequest(Model):
 
 
 class WholeOutputRequest(Model):
-    """Compare the whole output of a workload that loads an archive with that of its plain modules."""
+    """Compare the whole output of a workload that loads an archive with that of its plain modules and schedulers."""
 
     quality: GateChoice | None = Field(default=None, description="None: tolerances by dtype, as in tuning.")
 
@@ -110,11 +110,13 @@ def measure_whole(loaded: LoadedTarget, request: WholeOutputRequest) -> OutputCo
         WorkloadError: The workload raised.
     """
     from perfladder.tuning.quality import QualityGate
+    from perfladder.tuning.timesteps import host_timesteps_in
     from perfladder.tuning.tune_evidence import Sides, compare_outputs
     from perfladder.tuning.wrap import wrapped_in
 
     gate = QualityGate(request.quality.metric, request.quality.minimum) if request.quality else None
-    return compare_outputs(Sides(loaded, wrapped_in(loaded.obj)), gate)
+    hosts = host_timesteps_in(loaded.obj).values()
+    return compare_outputs(Sides(loaded, wrapped_in(loaded.obj), hosts), gate)
 
 
 def _gate_of(request: TunedReplayRequest, control: ModuleControl) -> QualityGate | None:

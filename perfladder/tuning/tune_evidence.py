@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
+from perfladder.errors import InputError
 from perfladder.progress import Progress
 from perfladder.stats import Comparison, Samples, compare_samples, summarize
 from perfladder.target import LoadedTarget
 from perfladder.tuning.candidates import DEFAULT_GATE
 from perfladder.tuning.inspect import Runner
-from perfladder.tuning.tune_workload import BreakEven, OutputComparison
+from perfladder.tuning.timesteps import HostTimesteps, waits_for_device
+from perfladder.tuning.tune_workload import BreakEven, OutputComparison, TunedScheduler
 from perfladder.tuning.whole_output import compare_output, encode_output, not_compared
 
 if TYPE_CHECKING:
@@ -24,21 +27,27 @@ _EMPTY_CALL: Final[tuple[tuple[Any, ...], dict[str, Any]]] = ((), {})
 
 
 class Sides:
-    """A loaded workload whose tuned modules can be switched off and on.
+    """A loaded workload whose tuned modules and schedulers can be switched off and on.
 
     Args:
         loaded: The workload.
         controls: Of its tuned modules.
+        hosts: Of its schedulers that take their timesteps from the host.
     """
 
-    def __init__(self, loaded: LoadedTarget, controls: list[ModuleControl]) -> None:
+    def __init__(
+        self, loaded: LoadedTarget, controls: list[ModuleControl], hosts: Iterable[HostTimesteps] = ()
+    ) -> None:
         self.loaded = loaded
         self.controls = controls
+        self.hosts = list(hosts)
 
     @property
     def has_choice(self) -> bool:
-        """Whether anything else than the plain module serves a call."""
-        return any(chosen.call is not None for control in self.controls for chosen in control.chosen)
+        """Whether anything else than the plain modules and schedulers serves a call."""
+        return bool(self.hosts) or any(
+            chosen.call is not None for control in self.controls for chosen in control.chosen
+        )
 
     @property
     def is_lossy(self) -> bool:
@@ -47,17 +56,65 @@ class Sides:
         return any(backend is not None and backend.is_lossy for backend in backends)
 
     def show(self, tuned: bool) -> None:
-        """Call what was chosen from now on, or the plain modules."""
-        for control in self.controls:
+        """Call what was chosen from now on, or the plain modules and schedulers."""
+        switched: list[ModuleControl | HostTimesteps] = [*self.controls, *self.hosts]
+        for one in switched:
             if tuned:
-                control.activate()
+                one.activate()
             else:
-                control.deactivate()
+                one.deactivate()
 
     def call(self) -> Any:
         """Make the workload's call, with the same random numbers each time."""
         self.loaded.prepare_run()
         return self.loaded.run().value
+
+
+def try_schedulers(sides: Sides, schedulers: Mapping[str, Any], pairs: int) -> list[TunedScheduler]:
+    """Let schedulers take their timesteps from the host, and keep that in `sides` where it is right and faster.
+
+    Args:
+        sides: The workload; its tuned modules serve both sides.
+        schedulers: By path.
+        pairs: Timed runs of each side.
+    """
+    return [_tried(sides, path, scheduler, pairs) for path, scheduler in schedulers.items()]
+
+
+def _tried(sides: Sides, path: str, scheduler: Any, pairs: int) -> TunedScheduler:
+    found = TunedScheduler(
+        path=path,
+        scheduler_type=f"{type(scheduler).__module__}.{type(scheduler).__qualname__}",
+        status="not_applicable",
+        reason="its timesteps are not on an accelerator, so that its steps wait for none",
+    )
+    sides.call()
+    if not waits_for_device(scheduler.timesteps):
+        return found
+    try:
+        host = HostTimesteps(scheduler)
+    except InputError as error:
+        return found.model_copy(update={"reason": str(error)})
+    alone = Sides(sides.loaded, [], [host])
+    output = compare_outputs(alone, None)
+    if not host.num_served:
+        host.deactivate()
+        return found.model_copy(update={"reason": "no step was called with one of the timesteps that were set"})
+    num_served = host.num_served
+    if not output.is_right:
+        host.deactivate()
+        changed = {"status": "rejected", "reason": f"the output is not right: {output.reason}"}
+        return found.model_copy(update={**changed, "num_served": num_served})
+    _, _, comparison = time_sides(alone, pairs)
+    is_kept, reason = decide("faster", comparison, output)
+    if is_kept:
+        sides.hosts.append(host)
+    else:
+        host.deactivate()
+    status = "kept" if is_kept else "rejected"
+    return found.model_copy(
+        update={"status": status, "reason": reason, "num_served": num_served, "comparison": comparison}
+    )
 
 
 def compare_outputs(sides: Sides, gate: QualityGate | None) -> OutputComparison:

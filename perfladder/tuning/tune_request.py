@@ -79,7 +79,7 @@ class TuneRequest(Model):
     """Which modules to tune, how, and what has to be shown before the result is kept."""
 
     modules: list[str] | None = Field(default=None, min_length=1, description="Paths; None: by their share of time.")
-    min_share: float = Field(default=0.05, ge=0, le=1, description="Least part of the whole time of a module.")
+    min_share: float = Field(default=0.02, ge=0, le=1, description="Least part of the whole time of a module.")
     limit: int | None = Field(default=None, gt=0, description="At most so many modules, the slowest first.")
     strategy: StrategyName = Field(default="first-wins", description="How a backend is chosen for each form of call.")
     latency_budget_ms: float | None = Field(default=None, gt=0, description="Of a module's call.")

@@ -18,11 +18,11 @@ from perfladder.target import LoadedTarget
 from perfladder.tuning.tune_request import TuneRequest
 
 if TYPE_CHECKING:
-    from perfladder.tuning.control import ModuleControl
     from perfladder.tuning.progress import TuneProgress
     from perfladder.tuning.quality import QualityGate
     from perfladder.tuning.report import TuningReport
     from perfladder.tuning.strategies import TuneStrategy
+    from perfladder.tuning.tune_evidence import Sides
 
 _PACKAGE: Final = str(Path(__file__).parents[1])
 
@@ -65,6 +65,19 @@ class TunedModule(Model):
     share: float | None = Field(description="Of the whole time; None: the module was named, not chosen.")
     error: str | None = Field(description="Why it stays as it is.")
     graphs: list[TunedGraph]
+
+
+class TunedScheduler(Model):
+    """One scheduler that was to take its timesteps from the host."""
+
+    path: str
+    scheduler_type: str
+    status: Literal["kept", "rejected", "not_applicable"]
+    reason: str
+    num_served: int = Field(default=0, description="Steps of a call whose timestep came from the host.")
+    comparison: Comparison | None = Field(
+        default=None, description="With the plain scheduler, of the whole workload with its tuned modules."
+    )
 
 
 class OutputComparison(Model):
@@ -115,6 +128,7 @@ class TuneWorkloadResult(Model):
         default="fixed", description="Sizes are those of the workload's own calls: no axis is taken for the batch."
     )
     modules: list[TunedModule]
+    schedulers: list[TunedScheduler] = Field(default=[], description="Of diffusion pipelines.")
     evidence: Evidence | None = Field(description="None: nothing was chosen, or it was a dry run.")
     num_unseen_calls: int = Field(description="Calls of tuned modules that ran as they are, by their form.")
     saved_to: str | None
@@ -139,13 +153,16 @@ def measure(loaded: LoadedTarget, request: TuneRequest) -> TuneWorkloadResult:
     """
     # These bring torch, which the command line does without.
     from perfladder.tuning.config import config
+    from perfladder.tuning.timesteps import host_timesteps_in
     from perfladder.tuning.tune import tune
+    from perfladder.tuning.tune_evidence import Sides, try_schedulers
     from perfladder.tuning.wrap import wrap, wrapped_in
 
     _check(loaded)
     strategy, gate = _strategy_of(request), _gate_of(request)
     with _settings(request), _caught_warnings() as caught:
-        shares = _chosen_modules(loaded, request)
+        schedulers = _chosen_schedulers(loaded, request)
+        shares = _chosen_modules(loaded, request, but=schedulers)
         _put(loaded, wrap(loaded.obj, list(shares), strategy))
         is_kept = False
         try:
@@ -160,11 +177,15 @@ def measure(loaded: LoadedTarget, request: TuneRequest) -> TuneWorkloadResult:
                 quality_gate=gate,
                 on_progress=lambda progress: _tell(loaded, progress),
             )
-            evidence, is_kept, reason = _judged(loaded, request, controls, report, gate)
+            sides = Sides(loaded, [control for control in controls if control.state == "tuned"])
+            tried = [] if request.dry_run else try_schedulers(sides, schedulers, request.pairs)
+            evidence, is_kept, reason = _judged(sides, request, report, gate)
             saved_to = _saved(loaded, request) if is_kept else None
         finally:
             if not is_kept:
                 _put_back(loaded)
+                for host in host_timesteps_in(loaded.obj).values():
+                    host.deactivate()
         return TuneWorkloadResult(
             workload=loaded.workload.name,
             device=str(loaded.device),
@@ -172,6 +193,7 @@ def measure(loaded: LoadedTarget, request: TuneRequest) -> TuneWorkloadResult:
             status="dry_run" if request.dry_run else "kept" if is_kept else "rejected",
             reason=reason,
             modules=[_module_of(module, shares) for module in report.modules],
+            schedulers=tried,
             evidence=evidence,
             num_unseen_calls=sum(sum(control.num_unseen_calls.values()) for control in controls),
             saved_to=saved_to,
@@ -261,10 +283,24 @@ def _notes(caught: list[warnings.WarningMessage]) -> list[str]:
     return [text for text in told if not text.startswith("batch_sizes has one size")]
 
 
-def _chosen_modules(loaded: LoadedTarget, request: TuneRequest) -> dict[str, float | None]:
+def _chosen_schedulers(loaded: LoadedTarget, request: TuneRequest) -> dict[str, Any]:
+    """Schedulers to try by path: those among the paths that were asked for, or all."""
+    from perfladder.tuning.timesteps import find_schedulers
+
+    found = find_schedulers(loaded.obj)
+    return {path: one for path, one in found.items() if request.modules is None or path in request.modules}
+
+
+def _chosen_modules(loaded: LoadedTarget, request: TuneRequest, *, but: dict[str, Any]) -> dict[str, float | None]:
     """Paths of the modules to tune, with their shares of the time where those were measured."""
     if request.modules is not None:
-        return dict.fromkeys(request.modules)
+        paths = [path for path in request.modules if path not in but]
+        if not paths:
+            raise InputError(
+                f"--module: {', '.join(but)} is no module; name at least one, or use pl.HostTimesteps, which needs no "
+                "tuning."
+            )
+        return dict.fromkeys(paths)
     from perfladder.tuning.inspect import Runner, inspect_runs
 
     loaded.tell(Progress(label="looking for modules that are worth tuning"))
@@ -316,18 +352,13 @@ def _tell(loaded: LoadedTarget, now: TuneProgress) -> None:
 
 
 def _judged(
-    loaded: LoadedTarget,
-    request: TuneRequest,
-    controls: list[ModuleControl],
-    report: TuningReport,
-    gate: QualityGate | None,
+    sides: Sides, request: TuneRequest, report: TuningReport, gate: QualityGate | None
 ) -> tuple[Evidence | None, bool, str]:
     """The evidence for what was chosen, whether it is kept, and why."""
-    from perfladder.tuning.tune_evidence import Sides, break_even, compare_outputs, decide, time_sides
+    from perfladder.tuning.tune_evidence import break_even, compare_outputs, decide, time_sides
 
     if request.dry_run:
         return None, False, "Nothing was built."
-    sides = Sides(loaded, [control for control in controls if control.state == "tuned"])
     if not sides.has_choice:
         is_any = any(module.error is None for module in report.modules)
         what = "No candidate is better than the plain modules" if is_any else "No module could be tuned"

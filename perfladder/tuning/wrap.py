@@ -6,7 +6,7 @@ import functools
 import inspect
 import types
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from torch import nn
@@ -124,20 +124,25 @@ def _is_replaced(obj: Any, place: str, module: nn.Module) -> bool:
 
 
 def _places(obj: Any, wanted: nn.Module) -> list[str]:
-    """Every path at which this very module lies: in attributes, lists, dicts, modules, and objects inside."""
-    found: list[str] = []
+    """Every path at which this very module lies."""
+    return [path for path, value in named_values(obj, may_enter=lambda value: value is not wanted) if value is wanted]
+
+
+def named_values(obj: Any, may_enter: Callable[[Any], bool] = lambda _: True) -> Iterator[tuple[str, Any]]:
+    """Everything in attributes, lists, dicts, modules, and objects inside, with its path, and the object itself.
+
+    Each object is looked into once; one that lies at several paths comes at each.
+    """
     seen: set[int] = set()
 
-    def walk(path: str, value: Any, depth: int) -> None:
-        if value is wanted:
-            found.append(path)
-        elif depth and id(value) not in seen:
+    def walk(path: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
+        yield path, value
+        if depth and id(value) not in seen and may_enter(value):
             seen.add(id(value))
             for name, part in _named_parts(value):
-                walk(f"{path}.{name}" if path else name, part, depth - (not isinstance(part, nn.Module)))
+                yield from walk(f"{path}.{name}" if path else name, part, depth - (not isinstance(part, nn.Module)))
 
-    walk("", obj, _MAX_DEPTH)
-    return found
+    yield from walk("", obj, _MAX_DEPTH)
 
 
 def _named_parts(value: Any) -> list[tuple[str, Any]]:

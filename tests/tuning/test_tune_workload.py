@@ -7,10 +7,12 @@ import signal
 import subprocess
 import sys
 import threading
+import types
 import uuid
 import warnings
 
 import pytest
+import torch
 from documents import printed
 from processes import MARK, marked, wait_until
 
@@ -23,6 +25,7 @@ from perfladder.target import LoadRequest
 from perfladder.target import load as load_session
 from perfladder.tuning.config import config
 from perfladder.tuning.module import Module
+from perfladder.tuning.timesteps import host_timesteps_in
 from perfladder.tuning.tune_evidence import decide
 from perfladder.tuning.tune_request import BackendChoice, GateChoice, TuneRequest
 from perfladder.tuning.tune_workload import OutputComparison, TuneWorkloadResult, measure
@@ -464,3 +467,128 @@ def test_a_compiler_is_tuned_in_processes_of_its_own(command):
     if result.status == "kept":
         assert result.evidence.output.is_right
         assert result.evidence.break_even.build_s == pytest.approx(tried.trial_s + tried.build_s, abs=0.01)
+
+
+SAMPLER = """
+    import time
+
+    import torch
+    from torch import nn
+
+
+    class Scheduler:
+        '''Its step takes long where it is given one of its own timesteps, as if it waited for a device.'''
+
+        wait_s, error = 0.003, 0.0
+
+        def __init__(self):
+            self.timesteps = torch.arange(2)
+
+        def set_timesteps(self, count):
+            self.timesteps = torch.arange(count)
+
+        def step(self, model_output, timestep, sample):
+            is_own = timestep.untyped_storage().data_ptr() == self.timesteps.untyped_storage().data_ptr()
+            time.sleep(self.wait_s if is_own else 0.0)
+            return sample + model_output * timestep + (0.0 if is_own else self.error)
+
+
+    class Pipe:
+        def __init__(self):
+            torch.manual_seed(0)
+            self.net, self.scheduler = nn.Linear(16, 16).eval(), Scheduler()
+
+        def __call__(self, x):
+            self.scheduler.set_timesteps(3)
+            for t in self.scheduler.timesteps:
+                x = self.scheduler.step(self.net(x), t, x)
+            return x
+
+
+    def build():
+        return Pipe()
+
+
+    def build_wrong():
+        Scheduler.error = 1.0
+        return Pipe()
+
+
+    def build_slow():
+        Scheduler.wait_s = 0.0
+        return Pipe()
+
+
+    def build_other():
+        pipe = Pipe()
+        step = pipe.scheduler.step
+        pipe.scheduler.step = lambda model_output, timestep, sample: step(model_output, timestep.clone(), sample)
+        return pipe
+"""
+
+
+class TestSchedulers:
+    """A CPU plays the device that steps wait for."""
+
+    @pytest.fixture
+    def sampler(self, load_target, tmp_path, monkeypatch):
+        monkeypatch.setattr(config, "cache_dir", tmp_path / "cache")
+        waits = [lambda t: isinstance(t, torch.Tensor)]
+        monkeypatch.setattr("perfladder.tuning.timesteps.waits_for_device", lambda t: waits[0](t))
+        monkeypatch.setattr("perfladder.tuning.tune_evidence.waits_for_device", lambda t: waits[0](t))
+        monkeypatch.setattr(torch, "Event", lambda device: types.SimpleNamespace(record=int, synchronize=int))
+
+        def make(factory="build"):
+            inputs = {"x": {"$tensor": [4, 16]}}
+            return load_target(SAMPLER, target=f"pipe.py:{factory}", inputs=inputs)
+
+        return make
+
+    def test_one_whose_steps_wait_is_kept_and_saved(self, sampler, tmp_path):
+        loaded = sampler()
+        plain = loaded.run().value
+        result = tune(loaded, "eager", min_share=0.0, save=str(tmp_path / "tuned.ait"))
+        (scheduler,) = result.schedulers
+        assert (scheduler.path, scheduler.status, scheduler.num_served) == ("scheduler", "kept", 3)
+        assert scheduler.comparison.interval.low > 1
+        assert result.status == "kept"
+        assert result.evidence.output.max_abs_error == 0
+        assert list(host_timesteps_in(loaded.obj)) == ["scheduler"]
+        assert loaded.run().value.equal(plain)
+        assert list(host_timesteps_in(pl.load(sampler().obj, result.saved_to))) == ["scheduler"]
+        text = render_tuning(result)
+        assert "(Scheduler): timesteps from the host" in text
+        assert "3 steps of a call get their timestep from the host" in text
+
+    @pytest.mark.parametrize(
+        ("factory", "status", "says"),
+        [
+            ("build_wrong", "rejected", "the output is not right: "),
+            ("build_slow", "rejected", ""),
+            ("build_other", "not_applicable", "no step was called with one of the timesteps"),
+        ],
+    )
+    def test_others_stay_as_they_are(self, sampler, factory, status, says):
+        loaded = sampler(factory)
+        result = tune(loaded, "eager", min_share=0.0)
+        (scheduler,) = result.schedulers
+        assert scheduler.status == status
+        assert says in scheduler.reason
+        assert (result.status, result.evidence) == ("rejected", None)
+        assert not host_timesteps_in(loaded.obj)
+        assert scheduler.reason.splitlines()[0] in render_tuning(result)
+
+    def test_timesteps_of_the_host_are_not_tried(self, sampler, monkeypatch):
+        monkeypatch.undo()
+        result = tune(sampler(), "eager", min_share=0.0)
+        assert result.schedulers[0].status == "not_applicable"
+        assert "not on an accelerator" in result.schedulers[0].reason
+
+    def test_one_that_is_not_asked_for_is_not_tried(self, sampler):
+        assert tune(sampler(), "eager", modules=["net"]).schedulers == []
+        assert tune(sampler(), "eager", modules=["net", "scheduler"]).schedulers[0].status == "kept"
+        with pytest.raises(InputError, match="--module: scheduler is no module; name at least one"):
+            tune(sampler(), "eager", modules=["scheduler"])
+
+    def test_a_dry_run_tries_none(self, sampler):
+        assert tune(sampler(), "eager", modules=["net", "scheduler"], dry_run=True).schedulers == []
