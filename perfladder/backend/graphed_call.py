@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from pydantic import JsonValue
@@ -18,7 +20,25 @@ from perfladder.errors import TuningError
 from perfladder.tuning.samples import copy_arguments
 from perfladder.tuning.state import ModuleState
 
+if TYPE_CHECKING:
+    from perfladder.tuning.graphs import GraphSpec
+
 _MAX_GRAPHS: Final = 8
+_every: weakref.WeakSet[GraphedCall] = weakref.WeakSet()
+_num_switched_off = 0
+
+
+@contextmanager
+def graphs_off() -> Iterator[list[GraphedCall]]:
+    """Let all calls of this process run as they are, inside the block; gives those that have graphs otherwise."""
+    global _num_switched_off
+    _num_switched_off += 1
+    try:
+        yield [call for call in _every if call.num_graphs]
+    finally:
+        _num_switched_off -= 1
+
+
 _CALLS_TO_RECORD: Final = 2
 
 
@@ -55,6 +75,12 @@ class GraphedCall:
         self._lock = threading.Lock()
         self.why_not = why_not_flat(request.graph)
         self._served: Callable[..., Any] | None = request.forward if self.why_not else None
+        _every.add(self)
+
+    @property
+    def form(self) -> GraphSpec:
+        """The form of call that it serves."""
+        return self._request.graph
 
     @property
     def num_graphs(self) -> int:
@@ -88,7 +114,7 @@ class GraphedCall:
 
     def _run(self, flat: FlatModule, tensors: list[torch.Tensor]) -> Sequence[torch.Tensor]:
         results = None
-        if self.why_not is None and not self._lane.is_recording():
+        if self.why_not is None and not _num_switched_off and not self._lane.is_recording():
             with self._lock, on_device(self._lane.device):
                 results = self._sizes.serve(tensors, lambda inputs: Recordable(lambda _: flat.forward(*inputs)))
                 self.why_not = next(iter(self._sizes.unfit.values()), None)

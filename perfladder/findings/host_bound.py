@@ -58,6 +58,11 @@ class Pace:
         return "run" if self.stage is None else f"call of {self.stage}"
 
 
+_SCHEDULER: Final = (
+    " Where a scheduler only looks its timestep up, `perfladder tune` gives it a copy on the host, if that is faster."
+)
+
+
 def pace_findings(pace: Pace, background: Background) -> list[Finding]:
     """Say why the device waits, or on a CPU why operators work for less than half of the time; nothing if they do not.
 
@@ -114,6 +119,7 @@ def _synchronization(pace: Pace, background: Background) -> Finding | None:
     if frac < RECOVERABLE_FRAC or of_run < LEAST_WIN_FRAC:
         return None
     site, source = model.sites[0], where(pace.rung, "waits")
+    is_step = (site.region_id or "").endswith("scheduler.step") and pace.stage is None
     place = "outside every module" if site.region_id is None else f"in {site.region_id.partition(':')[2]}"
     return Finding(
         kind="host_bound_synchronization",
@@ -142,9 +148,8 @@ def _synchronization(pace: Pace, background: Background) -> Finding | None:
         ),
         refuted_by="the same duration in runs without that wait",
         next_experiment=(
-            f"Take the wait out of `{site.outer_operator}` {place}: keep the value on the device, make it once "
-            "before the "
-            "loop, or read it after; then run again and compare."
+            f"Take the wait out of `{site.outer_operator}` {place}: keep the value on the device, make it once before "
+            f"the loop, or read it after; then run again and compare.{_SCHEDULER if is_step else ''}"
         ),
         next_command=background.command("run"),
     )
@@ -222,7 +227,7 @@ def _python(pace: Pace, evidence: list[Evidence], frac: float) -> Finding:
 
 def _dispatch(pace: Pace, background: Background, evidence: list[Evidence]) -> Finding:
     module = ("--module", pace.stage) if pace.stage else ()
-    mode = ":mode=reduce-overhead" if pace.busy_ms is not None else ""
+    options = ":cuda_graphs=true" if pace.busy_ms is not None else ""
     count = pace.host.num_operators
     return Finding(
         kind="host_bound_dispatch",
@@ -237,7 +242,7 @@ def _dispatch(pace: Pace, background: Background, evidence: list[Evidence]) -> F
             "on the "
             "whole workload."
         ),
-        next_command=background.command("tune", *module, "--backend", f"inductor_jit{mode}"),
+        next_command=background.command("tune", *module, "--backend", f"inductor_jit{options}"),
     )
 
 

@@ -14,6 +14,8 @@ import perfladder as pl
 from perfladder.backend.cuda_lane import CudaLane
 from perfladder.backend.graphed_call import GraphedCall, graphed
 from perfladder.errors import InputError
+from perfladder.profiling.graph_off import without_graphs
+from perfladder.tuning.module import control_of
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -158,6 +160,26 @@ def test_inside_a_graph_of_somebody_else_there_is_none_of_ours(tmp_path):
         for _ in range(3):
             torch.testing.assert_close(call(x), request.forward(x))
     assert call.num_graphs == 0
+
+
+def test_tuned_modules_can_run_without_their_graphs_for_a_while(lane, tmp_path, monkeypatch):
+    monkeypatch.setattr("perfladder.backend.graphed_call.CudaLane", lambda device: lane)
+    monkeypatch.setattr("perfladder.backend.eager.why_no_graphs", lambda device: None)
+    monkeypatch.setattr(pl.config, "cache_dir", tmp_path / "cache")
+    strategy = pl.OneBackendStrategy(pl.backend.TorchEagerBackend(cuda_graphs=True))
+    wrapper = pl.Module(Mlp().to(lane.device).eval(), strategy=strategy.enable_performance_validation("diagnostic"))
+    pl.tune(wrapper, [(row,) for row in rows(4, lane)], [1, 2])
+    call, x = control_of(wrapper).chosen[0].call, rows(2, lane)
+    with torch.no_grad():
+        expected, replays = wrapper(x), call._sizes.num_replays
+        with without_graphs([wrapper]) as changed:
+            assert changed == [call]
+            torch.testing.assert_close(wrapper(x), expected)
+        assert call._sizes.num_replays == replays > 0
+        with without_graphs([nn.Linear(2, 2)]) as changed:
+            assert changed == []
+        wrapper(x)
+        assert call._sizes.num_replays == replays + 1
 
 
 @pytest.mark.gpu
