@@ -4,7 +4,8 @@
     python tests/benchmarks/bench_trace.py --events 150000 --repeats 5
     python tests/benchmarks/bench_trace.py --workload diffusion-sd15 --set inputs.num_inference_steps=5
 
-The window is of a chain of small modules that gives so many events, or of ten runs of a workload with its stages marked.
+The window is of a chain of small modules that gives so many events, or of ten runs of a workload with marked stages.
+
 Three measurements, each the median over `--repeats` processes, all of one thread on the CPU:
 
 - ours: export of the finished window, read, attribution to regions, operator, kernel and timeline tables;
