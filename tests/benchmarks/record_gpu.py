@@ -5,8 +5,8 @@
     python tests/benchmarks/record_gpu.py FOLDER --rehearse            # the same on a CPU, with the tiny workloads
 
 FOLDER gets a text file a table with each command, how long it took and all that it printed, and the small files of the
-runs: the report as text and as JSON, and the workload, without paths of this machine. Runs themselves lie in a temporary folder, which
-is kept where `--work` names it.
+runs: the report as text and as JSON, and the workload, without paths of this machine. Runs themselves lie in a
+temporary folder; `--work` names one that stays.
 """
 
 from __future__ import annotations
