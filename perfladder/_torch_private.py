@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -207,6 +207,31 @@ def drop_function_modes(num_left: int) -> None:
         _pop_torch_function_stack()
 
 
+_failed_recordings: list[Any] = []
+
+
+def end_failed_recording(graph: Any, pool: Any, device: torch.device) -> None:
+    """Put right what torch leaves as if it still recorded, after the end of a CUDA graph's recording has failed.
+
+    Up to torch 2.11 its allocator goes on deferring what it frees, so that `empty_cache` fails, and random numbers of
+    the device are refused until a recording ends well. What was allocated while recording stays reserved up to 2.13.
+    The graph is kept, since allocators may still ask it for its recording.
+    """
+    _failed_recordings.append(graph)
+    end = getattr(torch._C, "_cuda_endAllocateToPool", None)
+    if end is not None:
+        with suppress(RuntimeError):  # later ones have done that
+            end(device.index, pool)
+    graph.reset()
+    with suppress(RuntimeError):
+        other = torch.cuda.CUDAGraph()
+        other.capture_begin(capture_error_mode="thread_local")
+        try:
+            torch.zeros(1, device=device)  # an empty graph warns
+        finally:
+            other.capture_end()
+
+
 class AllocatorState(NamedTuple):
     """What the accelerator's allocator has given out and what it holds, in bytes."""
 
@@ -313,6 +338,41 @@ def set_buffer(module: torch.nn.Module, name: str, value: torch.Tensor | None) -
         return False
     module._buffers[name] = value
     return True
+
+
+class HeldWeights:
+    """A module's weights and buffers with where they lie now, to tell whether others took their places since."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._held = [
+            (owner, name, tensor, _address(tensor))
+            for part in module.modules()
+            for owner in (part._parameters, part._buffers)
+            for name, tensor in owner.items()
+            if tensor is not None
+        ]
+
+    def are_same(self) -> bool:
+        """Whether all are where they were; values may have changed."""
+        return all(owner.get(name) is one and _address(one) == there for owner, name, one, there in self._held)
+
+
+def _address(tensor: torch.Tensor) -> int:
+    try:
+        return tensor.data_ptr()
+    except RuntimeError:  # of a class that has no memory of its own, such as a quantized one
+        return 0
+
+
+def tensors_beside_weights(module: torch.nn.Module) -> list[torch.Tensor]:
+    """Tensors in plain attributes of a module and of those inside, also in lists and dicts there."""
+    found: list[torch.Tensor] = []
+    for part in module.modules():
+        for name, value in vars(part).items():
+            if name not in MODULE_INTERNALS:
+                several = value.values() if type(value) is dict else value if type(value) in (list, tuple) else (value,)
+                found += [one for one in several if isinstance(one, torch.Tensor)]
+    return found
 
 
 def change_count(tensor: torch.Tensor) -> int | None:

@@ -69,6 +69,10 @@ class BoundedCache(Generic[Kept]):
         self.make_room()
         self._kept[key] = value
 
+    def clear(self) -> None:
+        """Drop all values; calls stay counted."""
+        self._kept.clear()
+
     def _victim(self) -> Hashable:
         if self._policy == "lru":
             return next(iter(self._kept))
@@ -111,6 +115,11 @@ class ReplayedSizes:
     def __len__(self) -> int:
         return len(self._graphs)
 
+    def clear(self) -> None:
+        """Drop all graphs, since what they were recorded of is no more; sizes are recorded again at their next call."""
+        self._graphs.clear()
+        self.unfit.clear()
+
     def serve(
         self, taken: Sequence[torch.Tensor], prepare: Callable[[Sequence[torch.Tensor]], Recordable]
     ) -> list[torch.Tensor] | None:
@@ -138,15 +147,10 @@ class ReplayedSizes:
         prepare: Callable[[Sequence[torch.Tensor]], Recordable],
     ) -> _Replayed | None:
         self._graphs.make_room()
-        inputs = [torch.empty_like(tensor) for tensor in taken]
-        with self._lane.work():
-            for there, tensor in zip(inputs, taken, strict=True):
-                there.copy_(tensor)
-        work = prepare(inputs)
-        with self._lane.work() as stream:
-            # The first run of new sizes may allocate and compile, which a graph cannot hold.
-            work.run(stream)
-            made = self._recorded(work, inputs, stream)
+        try:
+            made = self._made(taken, prepare)
+        except torch.OutOfMemoryError as error:
+            made = str(error).partition("\n")[0]  # without a graph there may be enough
         if isinstance(made, str):
             self.unfit[sizes] = made
             _logger.warning(
@@ -157,6 +161,19 @@ class ReplayedSizes:
         self._graphs.put(sizes, made)
         return made
 
+    def _made(
+        self, taken: Sequence[torch.Tensor], prepare: Callable[[Sequence[torch.Tensor]], Recordable]
+    ) -> _Replayed | str:
+        inputs = [torch.empty_like(tensor) for tensor in taken]
+        with self._lane.work():
+            for there, tensor in zip(inputs, taken, strict=True):
+                there.copy_(tensor)
+        work = prepare(inputs)
+        with self._lane.work(is_own=True) as stream:
+            # The first run of new sizes may allocate and compile, which a graph cannot hold.
+            work.run(stream)
+            return self._recorded(work, inputs, stream)
+
     def _recorded(self, work: Recordable, inputs: Sequence[torch.Tensor], stream: int) -> _Replayed | str:
         if reason := work.why_not(stream):
             return reason
@@ -165,6 +182,9 @@ class ReplayedSizes:
             graph = self._lane.record(lambda recorded_on: outputs.extend(work.run(recorded_on)))
         except (RuntimeError, TuningError) as error:
             return str(error)
+        for output in outputs:
+            if output.device != self._lane.device:
+                return f"a result is on {output.device}, where a replay computes nothing"
         return _Replayed(graph, work, inputs, outputs)
 
 

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import gc
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import torch
+
+from perfladder._torch_private import end_failed_recording
+
+_recording: Final = threading.RLock()
+"""One recording at a time in this process: torch's random numbers have one state for all of them up to 2.11."""
 
 
 def on_device(device: torch.device) -> AbstractContextManager[Any]:
@@ -35,10 +42,13 @@ class Lane(Protocol):
     def is_recording(self) -> bool:
         """Whether somebody records the current stream's work into a graph of theirs."""
 
-    def work(self) -> AbstractContextManager[int]:
+    def work(self, *, is_own: bool = False) -> AbstractContextManager[int]:
         """Work that comes after all of the current stream so far and after the work before, and before all to come.
 
         The device is the current one, as inside `on_device`.
+
+        Args:
+            is_own: On a stream that nothing but this lane's work uses, as what is recorded has to be.
         """
 
     def hold(self, tensors: Iterable[torch.Tensor]) -> None:
@@ -68,13 +78,17 @@ class CudaLane:
         return torch.cuda.is_current_stream_capturing()
 
     @contextmanager
-    def work(self) -> Iterator[int]:
-        """Give the handle of the stream, which is torch's current one inside the block."""
+    def work(self, *, is_own: bool = False) -> Iterator[int]:
+        """Give the handle of the stream, which is torch's current one inside the block.
+
+        What is recorded holds scratch memory of libraries that torch keeps for each stream (cuBLAS), and may be
+        replayed on any: on a stream of the caller's it would be that of the caller's other work.
+        """
         current = torch.cuda.current_stream(self.device)
         if torch.cuda.is_current_stream_capturing():
             yield current.cuda_stream  # a graph cannot wait for what is outside it
             return
-        is_beside = current == torch.cuda.default_stream(self.device)
+        is_beside = is_own or current == torch.cuda.default_stream(self.device)
         stream = self._own if is_beside else current
         if is_beside:
             stream.wait_stream(current)
@@ -101,18 +115,46 @@ class CudaLane:
         Raises:
             RuntimeError: It does what cannot be recorded.
         """
-        graph = torch.cuda.CUDAGraph()
-        # Other threads go on allocating meanwhile, which only this mode allows.
-        graph.capture_begin(capture_error_mode="thread_local")
-        failure: Any = None
         try:
-            work(torch.cuda.current_stream().cuda_stream)
-        except Exception as error:
-            failure = error
+            return self._recorded(work)
+        except torch.OutOfMemoryError:
+            # What earlier calls left in torch's allocator is given back only while nothing is recorded.
+            torch.cuda.empty_cache()
+        return self._recorded(work)
+
+    def _recorded(self, work: Callable[[int], None]) -> Graph:
+        graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
+        failure: BaseException | None = None
+        with _recording, _no_collection():
+            # Other threads go on allocating meanwhile, which only this mode allows.
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            try:
+                work(torch.cuda.current_stream().cuda_stream)
+            except BaseException as error:
+                failure = error
+            try:
+                graph.capture_end()
+            except RuntimeError as error:
+                failure = failure or error
+                end_failed_recording(graph, pool, self.device)
+        if failure is None:
+            return graph
         try:
-            graph.capture_end()
-        except RuntimeError as error:
-            failure = failure or error
-        if failure is not None:
-            raise RuntimeError(f"the call cannot be recorded: {failure}") from failure
-        return graph
+            if isinstance(failure, torch.OutOfMemoryError) or not isinstance(failure, Exception):
+                raise failure
+            told = next(iter(str(failure).splitlines()), type(failure).__name__)
+            raise RuntimeError(f"the call cannot be recorded: {told}") from failure
+        finally:
+            del failure  # with its traceback it would keep the call's tensors
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """What the collector frees may free memory of the device, which ends a recording."""
+    is_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if is_on:
+            gc.enable()

@@ -179,10 +179,16 @@ class FlatModule(nn.Module):
             for spec, tensor in zip(request.graph.inputs, found, strict=True)
         ]
         # A tensor in two places is two inputs, since calls to come may have two tensors there.
-        self.tensors = tuple(
+        self.tensors: tuple[torch.Tensor, ...] = tuple(
             one.fitted(tensor.detach().clone(), tensor.device) for one, tensor in zip(self.inputs, found, strict=True)
         )
         self._parts = parts
+
+    def forget_call(self) -> None:
+        """Let go of the tensors of the call that it was made of, for a module that stays."""
+        self.tensors = ()
+        for place in self._positions:
+            self._parts[place] = None
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The tensors that the module computes of these."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from pydantic import JsonValue
 
+from perfladder._torch_private import HeldWeights, tensors_beside_weights
 from perfladder.backend.base import BuildRequest, Built
 from perfladder.backend.cuda_graphs import Recordable, ReplayedSizes
 from perfladder.backend.cuda_lane import CudaLane, Lane, on_device
@@ -60,20 +61,22 @@ class GraphedCall:
 
     From the second call of a size on: the first call of all tells how results are put together. What cannot be taken
     apart into tensors on the device, or not be recorded since the host waits in it, runs as it is. So does a call in
-    somebody else's graph. What the host does in a call, such as to count it, is done when it is recorded only.
+    somebody else's graph. What the host does in a call, such as to count it, is done when it is recorded only. Where
+    other weights or buffers are in the place of those that were recorded, sizes are recorded anew.
 
     Args:
         request: Its forward is what is called.
         lane: Where.
 
     Attributes:
-        why_not: Why calls run as they are; None if they do not.
+        why_not: Why calls of all sizes run as they are; None if they do not.
     """
 
     def __init__(self, request: BuildRequest, lane: Lane) -> None:
         self._request, self._lane = request, lane
         self._sizes = ReplayedSizes(lane, limit=_MAX_GRAPHS, policy="lfu")
         self._lock = threading.Lock()
+        self._weights: HeldWeights | None = None
         self.why_not = why_not_flat(request.graph)
         self._served: Callable[..., Any] | None = request.forward if self.why_not else None
         _every.add(self)
@@ -114,6 +117,7 @@ class GraphedCall:
             return self._request.forward
         finally:
             state.restore()
+        flat.forget_call()
         self.why_not = _why_not_recorded(flat, form)
         if self.why_not is not None:
             return self._request.forward
@@ -126,11 +130,34 @@ class GraphedCall:
 
     def _run(self, flat: FlatModule, tensors: list[torch.Tensor]) -> Sequence[torch.Tensor]:
         results = None
-        if self.why_not is None and not _num_switched_off and not self._lane.is_recording():
-            with self._lock, on_device(self._lane.device):
-                results = self._sizes.serve(tensors, lambda inputs: Recordable(lambda _: flat.forward(*inputs)))
-                self.why_not = next(iter(self._sizes.unfit.values()), None)
+        if self.why_not is None and not _num_switched_off:
+            with on_device(self._lane.device):
+                if not self._lane.is_recording():
+                    results = self._replayed(flat, tensors)
         return flat.forward(*tensors) if results is None else results
+
+    def _replayed(self, flat: FlatModule, tensors: list[torch.Tensor]) -> Sequence[torch.Tensor] | None:
+        with self._lock:
+            if self._weights is None or not self._weights.are_same():
+                # A graph would go on reading where the weights have been.
+                self._sizes.clear()
+                self._weights = HeldWeights(self._request.module)
+            results = self._sizes.serve(tensors, lambda inputs: _recordable(flat, inputs))
+            if not len(self._sizes):
+                self.why_not = next(iter(self._sizes.unfit.values()), None)
+        return results
+
+
+def _recordable(flat: FlatModule, inputs: Sequence[torch.Tensor]) -> Recordable:
+    """A call of these tensors; what the module keeps for itself while it is recorded stays in memory with the graph."""
+    kept: list[torch.Tensor] = []
+
+    def run(_: int) -> Sequence[torch.Tensor]:
+        computed = flat.forward(*inputs)
+        kept[:] = tensors_beside_weights(flat.module)
+        return computed
+
+    return Recordable(run)
 
 
 def _why_not_recorded(flat: FlatModule, form: OutputForm) -> str | None:

@@ -1,7 +1,9 @@
 """Calls that are recorded and replayed; those marked `gpu` record real CUDA graphs."""
 
 import copy
+import gc
 import threading
+import types
 from dataclasses import replace
 
 import pytest
@@ -11,7 +13,9 @@ from flat_calls import Mlp, Nested, call_of, make_request, nested_call
 from torch import nn
 
 import perfladder as pl
+from perfladder import _torch_private
 from perfladder.backend.cuda_lane import CudaLane
+from perfladder.backend.flat import FlatModule
 from perfladder.backend.graphed_call import GraphedCall, graphed
 from perfladder.errors import InputError
 from perfladder.profiling.graph_off import without_graphs
@@ -113,6 +117,172 @@ def test_what_cannot_be_recorded_runs_as_it_is(lane, tmp_path, module, says):
         torch.testing.assert_close(x, other)
     assert call.num_graphs == 0
     assert says in call.why_not
+    assert "\n" not in call.why_not
+    if lane.device.type == "cuda":  # what failed leaves torch's allocator and random numbers as they were
+        torch.cuda.empty_cache()
+        torch.randn(2, device=lane.device)
+
+
+def test_a_size_that_cannot_be_recorded_leaves_others_their_graphs(lane, tmp_path):
+    class WaitsAtFour(nn.Module):
+        def forward(self, x):
+            return x * (x.sum().item() if len(x) == 4 else 3.0)
+
+    request = on(lane, WaitsAtFour(), tmp_path, call_of(rows(2, lane)), call_of(rows(4, lane)), batch_sizes=(2, 4))
+    call = GraphedCall(request, lane)
+    with torch.no_grad():
+        for start in range(4):
+            for count in (2, 4):
+                x = rows(count, lane, start)
+                torch.testing.assert_close(call(x), request.forward(x))
+    assert (call.num_graphs, call.why_not) == (1, None)
+    assert call._sizes.num_replays == 3
+    assert list(call._sizes.unfit) == [((4, 8),)]
+
+
+@pytest.mark.parametrize("how", ["parameter", "data", "state dict"])
+def test_weights_that_others_replace_are_seen(lane, tmp_path, how):
+    request = on(lane, Mlp(), tmp_path, call_of(rows(2, lane)))
+    call, x, layer = GraphedCall(request, lane), rows(2, lane), request.module.layers[0]
+    with torch.no_grad():
+        for _ in range(3):
+            before = call(x)
+        other = layer.weight * 3
+        if how == "parameter":
+            layer.weight = nn.Parameter(other)
+        elif how == "data":
+            layer.weight.data = other
+        else:
+            layer.load_state_dict({"weight": other, "bias": layer.bias + 1}, assign=True)
+        for _ in range(3):
+            torch.testing.assert_close(call(x), request.forward(x))
+    assert not torch.allclose(call(x), before)
+    assert (call.num_graphs, call._sizes.num_captures) == (1, 2)
+
+
+def test_a_result_on_another_device_is_no_part_of_a_graph(lane, tmp_path):
+    other = "meta" if lane.device.type == "cpu" else "cpu"
+
+    class Sizes(nn.Module):
+        def forward(self, x):
+            return x * 2, torch.full((2,), len(x), device=other)
+
+    request = on(lane, Sizes(), tmp_path, call_of(rows(2, lane)))
+    call, x = GraphedCall(request, lane), rows(2, lane)
+    with torch.no_grad():
+        for _ in range(3):
+            doubled, size = call(x)
+    torch.testing.assert_close(doubled, x * 2)
+    assert size.device.type == other
+    assert call.why_not == f"a result is on {other}, where a replay computes nothing"
+
+
+def test_a_graph_for_which_memory_runs_out_is_done_without(tmp_path):
+    class Full(OperatorLane):
+        def record(self, work):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nSee documentation.")
+
+    lane = Full()
+    request = on(lane, Mlp(), tmp_path, call_of(rows(2, lane)))
+    call, x = GraphedCall(request, lane), rows(2, lane)
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(call(x), request.forward(x))
+    assert call.why_not.startswith("CUDA out of memory")
+
+
+def test_what_a_module_keeps_while_it_is_recorded_stays_with_the_graph(lane, tmp_path):
+    class Caches(nn.Module):
+        table = None
+
+        def forward(self, x):
+            if self.table is None or len(self.table) < len(x):
+                self.table = torch.arange(len(x) * 8, device=x.device).view(-1, 8) + 1.0
+            return x * self.table[: len(x)]
+
+    request = on(lane, Caches(), tmp_path, call_of(rows(2, lane)), call_of(rows(64, lane)), batch_sizes=(2, 64))
+    request.module.table = None
+    call = GraphedCall(request, lane)
+    with torch.no_grad():
+        for count in (2, 2, 2, 64, 64, 2, 64):
+            x = rows(count, lane)
+            held = [torch.full((2, 8), -1.0, device=lane.device) for _ in range(8)]  # takes memory that was freed
+            torch.testing.assert_close(call(x), x * (torch.arange(count * 8, device=lane.device).view(-1, 8) + 1.0))
+            del held
+    assert call.num_graphs == 2
+
+
+def test_the_tensors_of_the_call_that_was_learned_from_are_let_go(tmp_path):
+    request = on(OperatorLane(), Nested(), tmp_path, nested_call(2))
+    args, kwargs = nested_call(2)
+    flat = FlatModule(request, args, kwargs)
+    tensors = flat.tensors
+    with torch.no_grad():
+        expected = flat(*tensors)
+        flat.forget_call()
+        torch.testing.assert_close(flat(*tensors), expected)
+    assert not [part for part in flat._parts if isinstance(part, torch.Tensor)]
+
+
+class PlayedGraph:
+    """Notes what is done with it."""
+
+    made = []
+
+    def __init__(self):
+        self.done, self.end_fails = [], not PlayedGraph.made
+        PlayedGraph.made.append(self)
+
+    def capture_begin(self, **options):
+        assert not gc.isenabled()
+        self.done.append("begin")
+
+    def capture_end(self):
+        self.done.append("end")
+        if self.end_fails:
+            raise RuntimeError("operation failed due to a previous error during capture")
+
+    def reset(self):
+        self.done.append("reset")
+
+
+@pytest.fixture
+def played(monkeypatch):
+    """Recordings of which the first one ends badly."""
+    ended = []
+    monkeypatch.setattr(PlayedGraph, "made", [])
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", PlayedGraph)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 7))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: types.SimpleNamespace(cuda_stream=5))
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", lambda *where: ended.append(where), raising=False)
+    monkeypatch.setattr(_torch_private, "_failed_recordings", [])
+    lane = CudaLane.__new__(CudaLane)
+    lane.device = torch.device("cpu", 0)
+    return lane, ended
+
+
+@pytest.mark.parametrize(
+    ("error", "raised", "says"),
+    [
+        (ValueError("first line\nsecond line"), RuntimeError, "cannot be recorded: first line$"),
+        (KeyboardInterrupt(), KeyboardInterrupt, "^$"),
+    ],
+)
+def test_a_recording_that_fails_is_ended_and_torch_is_put_right(played, error, raised, says):
+    lane, ended = played
+
+    def work(stream):
+        assert stream == 5
+        raise error
+
+    with pytest.raises(raised, match=says):
+        lane.record(work)
+    failed, good = PlayedGraph.made
+    assert (failed.done, good.done) == (["begin", "end", "reset"], ["begin", "end"])
+    assert ended == [(0, (0, 7))]
+    assert _torch_private._failed_recordings == [failed]
+    assert gc.isenabled()
+    assert lane.record(lambda stream: None).done == ["begin", "end"]
 
 
 def test_a_cache_that_grows_is_no_part_of_a_graph(lane, tmp_path):

@@ -32,6 +32,7 @@ class OperatorLane(CpuLane):
     """What is recorded are operators of torch; a value that the host asks for cannot be."""
 
     def record(self, work):
+        assert self.is_own, "streams of callers have other work too"
         with _Noting() as noting, torch.no_grad():
             work(0)
         return types.SimpleNamespace(replay=noting.replay)

@@ -171,19 +171,22 @@ class CpuLane:
     def __init__(self):
         self.device = torch.device("cpu")
         self.tape = None
-        self.others_record = False
+        self.others_record = self.is_own = False
 
     def is_recording(self):
         return self.others_record
 
     @contextmanager
-    def work(self):
+    def work(self, *, is_own=False):
+        self.is_own = is_own
         yield 0
+        self.is_own = False
 
     def hold(self, tensors):
         pass
 
     def record(self, work):
+        assert self.is_own, "streams of callers have other work too"
         self.tape = tape = []
         try:
             work(0)
