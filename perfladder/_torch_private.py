@@ -213,9 +213,12 @@ _failed_recordings: list[Any] = []
 def end_failed_recording(graph: Any, pool: Any, device: torch.device) -> None:
     """Put right what torch leaves as if it still recorded, after the end of a CUDA graph's recording has failed.
 
-    Up to torch 2.11 its allocator goes on deferring what it frees, so that `empty_cache` fails, and random numbers of
-    the device are refused until a recording ends well. What was allocated while recording stays reserved up to 2.13.
-    The graph is kept, since allocators may still ask it for its recording.
+    Up to torch 2.12 its allocator goes on deferring what it frees, so that `empty_cache` fails, and with 2.11 random
+    numbers of the device are refused until a recording ends well. What was allocated while recording stays reserved up
+    to 2.13. The graph is kept, since allocators may still ask it for its recording.
+
+    Source:
+        Pull requests 180395, 176752 and 190348 of PyTorch.
     """
     _failed_recordings.append(graph)
     end = getattr(torch._C, "_cuda_endAllocateToPool", None)

@@ -13,7 +13,7 @@ import torch
 from perfladder._torch_private import end_failed_recording
 
 _recording: Final = threading.RLock()
-"""One recording at a time in this process: torch's random numbers have one state for all of them up to 2.11."""
+"""One recording at a time in this process: torch's random numbers have one state for all of them in 2.11."""
 
 
 def on_device(device: torch.device) -> AbstractContextManager[Any]:

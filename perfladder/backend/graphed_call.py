@@ -121,7 +121,8 @@ class GraphedCall:
         self.why_not = _why_not_recorded(flat, form)
         if self.why_not is not None:
             return self._request.forward
-        return FlatCall(self._request, flat.inputs, lambda tensors: self._run(flat, tensors), form)
+        own = weakref.proxy(self)  # not to keep graphs' memory until the collector comes
+        return FlatCall(self._request, flat.inputs, lambda tensors: own._run(flat, tensors), form)
 
     def _tensors(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Tensors of a call by their names."""

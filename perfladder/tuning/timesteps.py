@@ -41,6 +41,8 @@ class HostTimesteps:
             raise InputError(
                 f"scheduler: a {type(scheduler).__name__} has not all of {', '.join(_NAMES)}, which a scheduler has."
             )
+        if has_host_timesteps(scheduler):
+            vars(scheduler)[_KEY].deactivate()
         self.scheduler = scheduler
         self.num_served = 0
         self._plain = type(scheduler)
@@ -60,8 +62,9 @@ class HostTimesteps:
         vars(self.scheduler)[_KEY] = self
 
     def deactivate(self) -> None:
-        """Make it the plain object again."""
-        vars(self.scheduler).pop(_KEY, None)
+        """Make it the plain object again, unless another one has taken this one's place."""
+        if vars(self.scheduler).get(_KEY) is self:
+            del vars(self.scheduler)[_KEY]
         if type(self.scheduler) is self._kind:
             self.scheduler.__class__ = self._plain
 
@@ -71,7 +74,7 @@ class HostTimesteps:
         self._source = self._copied = None
         if not waits_for_device(timesteps):
             return
-        if timesteps.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        if _is_recording(timesteps.device):
             return
         with torch.inference_mode(False), torch.no_grad():
             there = torch.empty_like(timesteps, device="cpu", pin_memory=timesteps.device.type == "cuda")
@@ -98,6 +101,8 @@ class HostTimesteps:
         if not is_one:
             return timestep
         if self._copied is not None:
+            if _is_recording(source.device):
+                return timestep
             self._copied.synchronize()
             self._copied = None
         self.num_served += 1
@@ -112,11 +117,24 @@ def waits_for_device(timesteps: Any) -> bool:
     return isinstance(timesteps, torch.Tensor) and timesteps.dim() == 1 and timesteps.device.type not in ("cpu", "meta")
 
 
+def _is_recording(device: torch.device) -> bool:
+    """Whether the current stream's work is recorded into a CUDA graph, in which nothing may be waited for."""
+    if device.type != "cuda":
+        return False
+    with torch.cuda.device(device):
+        return torch.cuda.is_current_stream_capturing()
+
+
 def is_scheduler(value: Any) -> bool:
     """Whether an object has what a scheduler of diffusers has."""
     if isinstance(value, (type, torch.nn.Module)) or not hasattr(value, "__dict__"):
         return False
     return "timesteps" in vars(value) and all(callable(getattr(type(value), name, None)) for name in _NAMES[1:])
+
+
+def has_host_timesteps(scheduler: Any) -> bool:
+    """Whether it takes its timesteps from the host."""
+    return isinstance(vars(scheduler).get(_KEY), HostTimesteps)
 
 
 def find_schedulers(obj: Any) -> dict[str, Any]:
@@ -130,8 +148,8 @@ def find_schedulers(obj: Any) -> dict[str, Any]:
 
 def host_timesteps_in(obj: Any) -> dict[str, HostTimesteps]:
     """Those that take their timesteps from the host, by path."""
-    found = {path: vars(scheduler).get(_KEY) for path, scheduler in find_schedulers(obj).items()}
-    return {path: one for path, one in found.items() if isinstance(one, HostTimesteps)}
+    found = {path: scheduler for path, scheduler in find_schedulers(obj).items() if has_host_timesteps(scheduler)}
+    return {path: vars(scheduler)[_KEY] for path, scheduler in found.items()}
 
 
 def scheduler_at(obj: Any, path: str, *, field_name: str) -> Any:

@@ -6,13 +6,13 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
-from perfladder.errors import InputError
+from perfladder.errors import InputError, WorkloadError
 from perfladder.progress import Progress
 from perfladder.stats import Comparison, Samples, compare_samples, summarize
 from perfladder.target import LoadedTarget
 from perfladder.tuning.candidates import DEFAULT_GATE
 from perfladder.tuning.inspect import Runner
-from perfladder.tuning.timesteps import HostTimesteps, waits_for_device
+from perfladder.tuning.timesteps import HostTimesteps, has_host_timesteps, waits_for_device
 from perfladder.tuning.tune_workload import BreakEven, OutputComparison, TunedScheduler
 from perfladder.tuning.whole_output import compare_output, encode_output, not_compared
 
@@ -88,6 +88,8 @@ def _tried(sides: Sides, path: str, scheduler: Any, pairs: int) -> TunedSchedule
         status="not_applicable",
         reason="its timesteps are not on an accelerator, so that its steps wait for none",
     )
+    if has_host_timesteps(scheduler):
+        return found.model_copy(update={"reason": "it takes its timesteps from the host already"})
     sides.call()
     if not waits_for_device(scheduler.timesteps):
         return found
@@ -96,7 +98,11 @@ def _tried(sides: Sides, path: str, scheduler: Any, pairs: int) -> TunedSchedule
     except InputError as error:
         return found.model_copy(update={"reason": str(error)})
     alone = Sides(sides.loaded, [], [host])
-    output = compare_outputs(alone, None)
+    try:
+        output = compare_outputs(alone, None)
+    except WorkloadError as error:  # its steps may want all on one device
+        host.deactivate()
+        return found.model_copy(update={"status": "rejected", "reason": f"with timesteps from the host: {error}"})
     if not host.num_served:
         host.deactivate()
         return found.model_copy(update={"reason": "no step was called with one of the timesteps that were set"})

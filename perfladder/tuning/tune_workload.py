@@ -161,7 +161,7 @@ def measure(loaded: LoadedTarget, request: TuneRequest) -> TuneWorkloadResult:
     _check(loaded)
     strategy, gate = _strategy_of(request), _gate_of(request)
     with _settings(request), _caught_warnings() as caught:
-        schedulers = _chosen_schedulers(loaded, request)
+        schedulers, before = _chosen_schedulers(loaded, request), host_timesteps_in(loaded.obj)
         shares = _chosen_modules(loaded, request, but=schedulers)
         _put(loaded, wrap(loaded.obj, list(shares), strategy))
         is_kept = False
@@ -184,8 +184,9 @@ def measure(loaded: LoadedTarget, request: TuneRequest) -> TuneWorkloadResult:
         finally:
             if not is_kept:
                 _put_back(loaded)
-                for host in host_timesteps_in(loaded.obj).values():
-                    host.deactivate()
+                for path, host in host_timesteps_in(loaded.obj).items():
+                    if path not in before:
+                        host.deactivate()
         return TuneWorkloadResult(
             workload=loaded.workload.name,
             device=str(loaded.device),

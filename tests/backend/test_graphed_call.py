@@ -4,6 +4,7 @@ import copy
 import gc
 import threading
 import types
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -222,6 +223,22 @@ def test_the_tensors_of_the_call_that_was_learned_from_are_let_go(tmp_path):
         flat.forget_call()
         torch.testing.assert_close(flat(*tensors), expected)
     assert not [part for part in flat._parts if isinstance(part, torch.Tensor)]
+
+
+def test_memory_of_graphs_is_given_back_with_the_last_reference(lane, tmp_path):
+    request = on(lane, Mlp(), tmp_path, call_of(rows(2, lane)))
+    call = GraphedCall(request, lane)
+    with torch.no_grad():
+        for _ in range(2):
+            call(rows(2, lane))
+    (graph,) = call._sizes._graphs._kept.values()
+    there = weakref.ref(graph)
+    gc.disable()
+    try:
+        del call, graph
+        assert there() is None
+    finally:
+        gc.enable()
 
 
 class PlayedGraph:

@@ -132,6 +132,27 @@ def test_it_stays_the_object_it_is_and_copies_are_plain(noted):
     assert scheduler.from_config(scheduler.config).config == scheduler.config
 
 
+def test_a_later_one_takes_the_place_of_an_earlier_one(noted):
+    scheduler, first = noted
+    kind = type(scheduler).__mro__[1]
+    second = HostTimesteps(scheduler)
+    sampled(scheduler)
+    assert (first.num_served, second.num_served) == (0, 4)
+    assert len(type(scheduler).__mro__) == len(kind.__mro__) + 1
+    first.deactivate()
+    assert host_timesteps_in(types.SimpleNamespace(scheduler=scheduler)) == {"scheduler": second}
+    second.deactivate()
+    assert type(scheduler) is diffusers.DDIMScheduler
+
+
+def test_while_a_graph_is_recorded_nothing_is_waited_for(noted, monkeypatch):
+    scheduler, host = noted
+    first = scheduler.timesteps[0]
+    monkeypatch.setattr(module, "_is_recording", lambda device: True)
+    monkeypatch.setattr(Event, "synchronize", lambda event: pytest.fail("it waits"))
+    assert host.on_host(first) is first
+
+
 def test_timesteps_of_the_host_itself_are_left_alone():
     scheduler = diffusers.DDIMScheduler()
     host = HostTimesteps(scheduler)

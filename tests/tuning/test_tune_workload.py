@@ -479,7 +479,7 @@ SAMPLER = """
     class Scheduler:
         '''Its step takes long where it is given one of its own timesteps, as if it waited for a device.'''
 
-        wait_s, error = 0.003, 0.0
+        wait_s, error, is_picky = 0.003, 0.0, False
 
         def __init__(self):
             self.timesteps = torch.arange(2)
@@ -489,6 +489,8 @@ SAMPLER = """
 
         def step(self, model_output, timestep, sample):
             is_own = timestep.untyped_storage().data_ptr() == self.timesteps.untyped_storage().data_ptr()
+            if self.is_picky and not is_own:
+                raise RuntimeError("expected all tensors on one device")
             time.sleep(self.wait_s if is_own else 0.0)
             return sample + model_output * timestep + (0.0 if is_own else self.error)
 
@@ -511,6 +513,11 @@ SAMPLER = """
 
     def build_wrong():
         Scheduler.error = 1.0
+        return Pipe()
+
+
+    def build_picky():
+        Scheduler.is_picky = True
         return Pipe()
 
 
@@ -564,6 +571,7 @@ class TestSchedulers:
         ("factory", "status", "says"),
         [
             ("build_wrong", "rejected", "the output is not right: "),
+            ("build_picky", "rejected", "with timesteps from the host: The workload's call raised"),
             ("build_slow", "rejected", ""),
             ("build_other", "not_applicable", "no step was called with one of the timesteps"),
         ],
@@ -577,6 +585,14 @@ class TestSchedulers:
         assert (result.status, result.evidence) == ("rejected", None)
         assert not host_timesteps_in(loaded.obj)
         assert scheduler.reason.splitlines()[0] in render_tuning(result)
+
+    def test_one_that_the_target_gave_them_to_already_stays_so(self, sampler):
+        loaded = sampler()
+        host = pl.HostTimesteps(loaded.obj.scheduler)
+        result = tune(loaded, "eager", min_share=0.0)
+        assert result.schedulers[0].status == "not_applicable"
+        assert "already" in result.schedulers[0].reason
+        assert host_timesteps_in(loaded.obj) == {"scheduler": host}
 
     def test_timesteps_of_the_host_are_not_tried(self, sampler, monkeypatch):
         monkeypatch.undo()
