@@ -14,6 +14,7 @@ from typing import Any, Final, cast
 import torch
 
 from perfladder._torch_private import change_count
+from perfladder.backend.cuda_lane import on_device
 from perfladder.errors import InputError
 from perfladder.instrument import attribute_at
 from perfladder.tuning.wrap import named_values
@@ -76,11 +77,11 @@ class HostTimesteps:
             return
         if _is_recording(timesteps.device):
             return
-        with torch.inference_mode(False), torch.no_grad():
+        with on_device(timesteps.device), torch.inference_mode(False), torch.no_grad():
             there = torch.empty_like(timesteps, device="cpu", pin_memory=timesteps.device.type == "cuda")
             self._copy = there.copy_(timesteps, non_blocking=True)
-        self._copied = torch.Event(timesteps.device)
-        self._copied.record()
+            self._copied = torch.Event(timesteps.device)
+            self._copied.record()  # on the stream of the current device, whichever it was made for
         self._source, self._version = timesteps, change_count(timesteps)
 
     def on_host(self, timestep: Any) -> Any:
@@ -121,7 +122,7 @@ def _is_recording(device: torch.device) -> bool:
     """Whether the current stream's work is recorded into a CUDA graph, in which nothing may be waited for."""
     if device.type != "cuda":
         return False
-    with torch.cuda.device(device):
+    with on_device(device):
         return torch.cuda.is_current_stream_capturing()
 
 

@@ -125,7 +125,7 @@ def test_every_default_backend_is_decided_and_costs_only_itself():
         one for one in decision.candidates if "cuda_graphs" in one.description and "Inductor" in one.description
     )
     assert graphed.correctness is not None, graphed.reason
-    assert decision.selected in statuses
+    assert decision.selected in {"eager", *statuses}
 
 
 class Hungry(nn.Module):
@@ -136,7 +136,8 @@ class Hungry(nn.Module):
         self.linear = nn.Linear(8, 8)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.linear(x) + torch.empty(len(x) << 33, dtype=torch.uint8, device=x.device)[: len(x), None]
+        # What lies there is anything, but the same output each time.
+        return self.linear(x) + 0 * torch.empty(len(x) << 33, dtype=torch.uint8, device=x.device)[: len(x), None]
 
 
 class Greedy(pl.backend.Backend):
@@ -166,9 +167,11 @@ def test_a_candidate_that_runs_out_of_memory_has_failed_and_gives_it_back():
 def test_the_largest_batch_is_found_before_memory_runs_out_and_it_is_free_again():
     wrapper = pl.Module(Hungry().cuda().eval(), strategy=right_only(TorchEagerBackend()).enable_find_max_batch_size())
     most = torch.cuda.get_device_properties(0).total_memory >> 33
+    torch.cuda.empty_cache()
     before = torch.cuda.memory_reserved()
     pl.tune(wrapper, list(torch.randn(4, 8, device="cuda")), [1, 2])
     assert wrapper.state == "tuned"
     (graph,) = control_of(wrapper).graphs
     assert 2 <= graph.get_max_batch_size() <= most
+    torch.cuda.empty_cache()
     assert torch.cuda.memory_reserved() <= before + (1 << 30)
