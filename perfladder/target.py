@@ -433,6 +433,9 @@ class LoadedTarget:
         from perfladder.tuning.wrap import wrapped_in
 
         archive = archive_path(self.base_dir / tuned.archive)
+        # A built-in workload has no folder that anybody would save into.
+        if not archive.is_file() and (beside := archive_path(Path.cwd() / tuned.archive)).is_file():
+            archive = beside
         sums = Checksums(cache_folder(os.environ))
         if tuned.sha256 is not None and sums.of(archive) not in (tuned.sha256, None):
             raise InputError(f"tuned.sha256: {archive} is another archive. Leave the sum out, or name the one meant.")

@@ -223,6 +223,23 @@ def test_an_archive_tells_which_schedulers(tmp_path):
     assert list(host_timesteps_in(loaded.obj)) == ["scheduler"]
 
 
+@pytest.mark.usefixtures("elsewhere")
+def test_a_built_in_workload_loads_an_archive_of_the_working_directory(tmp_path, monkeypatch):
+    pipe = diffusion.build()
+    HostTimesteps(pipe.scheduler)
+    pl.save(pipe, tmp_path / "host.ait")
+    monkeypatch.chdir(tmp_path)
+    file = load_workload("diffusion")
+    for name in ("host.ait", "host"):
+        loaded = LoadedTarget(file.workload.model_copy(update={"tuned": TunedArchive(archive=name)}), file.base_dir)
+        loaded.load()
+        assert loaded.tuned_modules == ["scheduler"]
+    with pytest.raises(ArchiveError, match=r"workloads/other\.ait is no archive: there is no such file"):
+        LoadedTarget(
+            file.workload.model_copy(update={"tuned": TunedArchive(archive="other.ait")}), file.base_dir
+        ).load()
+
+
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:__array__ implementation")
 @pytest.mark.parametrize("name", SCHEDULERS)
