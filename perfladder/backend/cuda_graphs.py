@@ -185,6 +185,8 @@ class ReplayedSizes:
         for output in outputs:
             if output.device != self._lane.device:
                 return f"a result is on {output.device}, where a replay computes nothing"
+            if output.layout is not torch.strided:
+                return f"a result is {output.layout}, whose size depends on values"
         return _Replayed(graph, work, inputs, outputs)
 
 

@@ -121,8 +121,8 @@ class GraphedCall:
         self.why_not = _why_not_recorded(flat, form)
         if self.why_not is not None:
             return self._request.forward
-        own = weakref.proxy(self)  # not to keep graphs' memory until the collector comes
-        return FlatCall(self._request, flat.inputs, lambda tensors: own._run(flat, tensors), form)
+        this = weakref.proxy(self)  # not to keep graphs' memory until the collector comes
+        return FlatCall(self._request, flat.inputs, lambda tensors: this._run(flat, tensors), form)
 
     def _tensors(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Tensors of a call by their names."""
@@ -163,6 +163,8 @@ def _recordable(flat: FlatModule, inputs: Sequence[torch.Tensor]) -> Recordable:
 
 def _why_not_recorded(flat: FlatModule, form: OutputForm) -> str | None:
     """Why a replay would not do what a call does; None if it does."""
+    if not form.num_computed:
+        return "its result has no tensor that it computes"
     for number, one in enumerate(flat.inputs):
         if one.is_on_cpu:
             return f"`{one.access_path}` is on the CPU, so that a graph would hold its value"

@@ -89,6 +89,11 @@ class ChangesInput(nn.Module):
         return x.mul_(2) + 1
 
 
+class Nothing(nn.Module):
+    def forward(self, x):
+        return {"same": x}
+
+
 class Counts(nn.Module):
     def __init__(self):
         super().__init__()
@@ -105,6 +110,7 @@ class Counts(nn.Module):
         (Waits(), "permitted when stream is capturing"),
         (ChangesInput(), "`x` is changed in place"),
         (Counts(), "changes its own buffer `count` at each call"),
+        (Nothing(), "no tensor that it computes"),
     ],
 )
 def test_what_cannot_be_recorded_runs_as_it_is(lane, tmp_path, module, says):
@@ -176,6 +182,19 @@ def test_a_result_on_another_device_is_no_part_of_a_graph(lane, tmp_path):
     torch.testing.assert_close(doubled, x * 2)
     assert size.device.type == other
     assert call.why_not == f"a result is on {other}, where a replay computes nothing"
+
+
+def test_a_sparse_result_is_no_part_of_a_graph(tmp_path):
+    class Sparse(nn.Module):
+        def forward(self, x):
+            return x.to_sparse()
+
+    lane = OperatorLane()
+    request = on(lane, Sparse(), tmp_path, call_of(rows(2, lane)))
+    call, x = GraphedCall(request, lane), rows(2, lane)
+    for _ in range(3):
+        torch.testing.assert_close(call(x).to_dense(), x)
+    assert call.why_not.startswith("a result is torch.sparse_coo")
 
 
 def test_a_graph_for_which_memory_runs_out_is_done_without(tmp_path):
