@@ -104,16 +104,24 @@ DEEP = """
     from torch import nn
 
 
-    def build():
-        torch.manual_seed(0)
-        return nn.Sequential(*[layer for _ in range(60) for layer in (nn.Linear(64, 64), nn.GELU())]).eval()
+    class Pipe:
+        def __init__(self, device):
+            torch.manual_seed(0)
+            layers = [layer for _ in range(60) for layer in (nn.Linear(64, 64), nn.GELU())]
+            self.net = nn.Sequential(*layers).eval().to(device)
+
+        def __call__(self, x):
+            return self.net(x)
+
+
+    def build(device="cpu"):
+        return Pipe(device)
 """
 
 
 def test_a_host_bound_module_is_tuned_by_the_defaults_and_loads_again(tmp_path):
     (tmp_path / "deep.py").write_text(textwrap.dedent(DEEP))
-    # A sequence calls its argument `input`.
-    inputs = {"input": {"$tensor": [4, 64]}}
+    inputs = {"x": {"$tensor": [4, 64]}}
     workload = {"name": "deep", "target": "deep.py:build", "device": "cuda", "inputs": inputs}
     (tmp_path / "deep.yaml").write_text(json.dumps(workload))
     code, tuned = perfladder(tmp_path, "tune", "deep.yaml", "--save", "deep.ait")
@@ -124,5 +132,6 @@ def test_a_host_bound_module_is_tuned_by_the_defaults_and_loads_again(tmp_path):
     code, answer = perfladder(tmp_path, "run", "deep.yaml", "--set", "tuned.archive=deep.ait", "--plain")
     assert code == 0, answer
     kernels = result(answer, "kernels")
+    assert kernels["stage"] == "net"
     assert kernels["graphs"], "its kernels are those of a replay"
     assert kernels["graphs"][0]["confidence"] > 0.9
