@@ -344,20 +344,24 @@ def set_buffer(module: torch.nn.Module, name: str, value: torch.Tensor | None) -
 
 
 class HeldWeights:
-    """A module's weights and buffers with where they lie now, to tell whether others took their places since."""
+    """A module's weights, buffers and parts with where they lie now, to tell whether others took their places since."""
 
     def __init__(self, module: torch.nn.Module) -> None:
+        parts = list(module.modules())
         self._held = [
             (owner, name, tensor, _address(tensor))
-            for part in module.modules()
+            for part in parts
             for owner in (part._parameters, part._buffers)
             for name, tensor in owner.items()
             if tensor is not None
         ]
+        self._parts = [(part._modules, name, inner) for part in parts for name, inner in part._modules.items()]
 
     def are_same(self) -> bool:
         """Whether all are where they were; values may have changed."""
-        return all(owner.get(name) is one and _address(one) == there for owner, name, one, there in self._held)
+        return all(owner.get(name) is inner for owner, name, inner in self._parts) and all(
+            owner.get(name) is one and _address(one) == there for owner, name, one, there in self._held
+        )
 
 
 def _address(tensor: torch.Tensor) -> int:

@@ -47,9 +47,10 @@ _CALLS_TO_RECORD: Final = 2
 def graphed(built: Built, request: BuildRequest) -> Built:
     """What was built, with its calls replayed; of the samples they are recorded now."""
     call = GraphedCall(replace(request, forward=built.call), CudaLane(request.device))
-    for _ in range(_CALLS_TO_RECORD):
-        for args, kwargs in request.calls():
-            call(*args, **kwargs)
+    with torch.no_grad():  # as calls are served; a compiler would compile once more for gradients
+        for _ in range(_CALLS_TO_RECORD):
+            for args, kwargs in request.calls():
+                call(*args, **kwargs)
     facts: dict[str, JsonValue] = {"num_cuda_graphs": call.num_graphs}
     if call.why_not is not None:
         facts["no_cuda_graph"] = call.why_not
@@ -62,7 +63,7 @@ class GraphedCall:
     From the second call of a size on: the first call of all tells how results are put together. What cannot be taken
     apart into tensors on the device, or not be recorded since the host waits in it, runs as it is. So does a call in
     somebody else's graph. What the host does in a call, such as to count it, is done when it is recorded only. Where
-    other weights or buffers are in the place of those that were recorded, sizes are recorded anew.
+    other weights, buffers or parts are in the place of those that were recorded, sizes are recorded anew.
 
     Args:
         request: Its forward is what is called.

@@ -147,7 +147,7 @@ def test_a_size_that_cannot_be_recorded_leaves_others_their_graphs(lane, tmp_pat
     assert list(call._sizes.unfit) == [((4, 8),)]
 
 
-@pytest.mark.parametrize("how", ["parameter", "data", "state dict"])
+@pytest.mark.parametrize("how", ["parameter", "data", "state dict", "module"])
 def test_weights_that_others_replace_are_seen(lane, tmp_path, how):
     request = on(lane, Mlp(), tmp_path, call_of(rows(2, lane)))
     call, x, layer = GraphedCall(request, lane), rows(2, lane), request.module.layers[0]
@@ -159,6 +159,8 @@ def test_weights_that_others_replace_are_seen(lane, tmp_path, how):
             layer.weight = nn.Parameter(other)
         elif how == "data":
             layer.weight.data = other
+        elif how == "module":  # as adapters are put in
+            request.module.layers[0] = nn.Sequential(layer, nn.Linear(16, 16, device=lane.device))
         else:
             layer.load_state_dict({"weight": other, "bias": layer.bias + 1}, assign=True)
         for _ in range(3):
@@ -447,6 +449,22 @@ def test_on_a_cpu_there_are_no_cuda_graphs():
     assert pl.backend.TorchInductorJitBackend(cuda_graphs=True).why_not(torch.device("cpu"))
     with pytest.raises(InputError, match="cuda_graphs"):
         pl.backend.TorchInductorJitBackend(cuda_graphs="yes please")
+
+
+def test_samples_are_recorded_without_gradients(tmp_path, monkeypatch):
+    class Watches(Mlp):
+        seen = []
+
+        def forward(self, x):
+            self.seen.append(torch.is_grad_enabled())
+            return super().forward(x)
+
+    lane = OperatorLane()
+    monkeypatch.setattr("perfladder.backend.graphed_call.CudaLane", lambda device: lane)
+    request = on(lane, Watches(), tmp_path, call_of(rows(2, lane)))
+    Watches.seen.clear()
+    graphed(pl.backend.TorchEagerBackend().build(request), request)
+    assert set(Watches.seen) == {False}
 
 
 def test_details_tell_how_many_or_why_none(tmp_path, monkeypatch):
