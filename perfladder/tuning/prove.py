@@ -252,6 +252,7 @@ class Proof:
             speedup=compared.speedup,
             interval=compared.interval,
             modules=chosen_of(tuned),
+            schedulers=kept_schedulers(tuned),
             archive=self.run.relative(self.archive) if is_kept else None,
             archive_sha256=tuned.archive_sha256,
             saved_to=self._copy_archive() if is_kept else None,
@@ -368,6 +369,11 @@ def chosen_of(tuned: TuneStep) -> dict[str, str]:
         if module.error is None
     }
     return {path: ", ".join(dict.fromkeys(map(str, names))) for path, names in found.items() if names}
+
+
+def kept_schedulers(tuned: TuneStep) -> list[str]:
+    """Paths of schedulers that take their timesteps from the host."""
+    return [one.path for one in tuned.tuning.schedulers if one.status == "kept"] if tuned.tuning else []
 
 
 def _check(file: WorkloadFile, settings: ProofSettings) -> None:

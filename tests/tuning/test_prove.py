@@ -11,14 +11,16 @@ import pytest
 import perfladder as pl
 from perfladder.errors import InputError, NotPossibleHereError
 from perfladder.ladder import load_results
+from perfladder.report import render_proof
 from perfladder.retention import all_runs
 from perfladder.rundir import RunDirectory
 from perfladder.stats import Interval
 from perfladder.target import LoadedTarget
-from perfladder.tuning.proof_model import CompareStep, ModuleReplay, ProofOutcome, ProofSettings, ReplayStep
-from perfladder.tuning.prove import STEPS, Proof, judge, prove
+from perfladder.tuning.proof_model import CompareStep, ModuleReplay, ProofOutcome, ProofSettings, ReplayStep, TuneStep
+from perfladder.tuning.prove import STEPS, Proof, judge, kept_schedulers, prove
 from perfladder.tuning.replay_tuned import TunedReplay
 from perfladder.tuning.tune_request import BackendChoice, TuneRequest
+from perfladder.tuning.tune_workload import TunedScheduler, TuneWorkloadResult
 from perfladder.workload import WorkloadFile, parse_workload
 
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -119,6 +121,20 @@ def test_a_replay_that_proves_nothing_keeps_nothing():
         replay = TunedReplay(path="net", is_right=is_right, reason="two differ")
         step = ReplayStep(modules=[ModuleReplay(module="net", capture=None, is_from_profile=False, replay=replay)])
         assert step.why_not_right == f"The replay of net {word}: two differ."
+
+
+def test_schedulers_that_are_kept_are_named():
+    reached = TunedScheduler(path="scheduler", scheduler_type="a.Scheduler", status="kept", reason="so it is")
+    other = reached.model_copy(update={"path": "other", "status": "rejected"})
+    tuning = TuneWorkloadResult.model_construct(modules=[], schedulers=[reached, other], evidence=None)
+    tuned = TuneStep.model_construct(tuning=tuning, archive_sha256="0" * 64)
+    assert kept_schedulers(tuned) == ["scheduler"]
+    fields = dict.fromkeys(ProofOutcome.model_fields) | {"modules": {}, "schedulers": ["scheduler"], "steps": []}
+    outcome = ProofOutcome.model_construct(
+        **{**fields, "workload": "toy", "verdict": "kept", "reason": "It is faster."}
+    )
+    text = render_proof(outcome, {"tune": tuned, "replay": ReplayStep(), "compare": CompareStep()})
+    assert "\nTimesteps from the host: `scheduler`\n\n| step |" in text
 
 
 @pytest.mark.parametrize(
