@@ -408,6 +408,8 @@ def test_tuned_modules_can_run_without_their_graphs_for_a_while(lane, tmp_path, 
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # of what Inductor imports
 @pytest.mark.parametrize("backend", [pl.backend.TorchEagerBackend, pl.backend.TorchInductorJitBackend])
 @pytest.mark.parametrize("options", [{}, {"memory_format": "channels_last"}])
 def test_backends_record_their_samples(tmp_path, backend, options):

@@ -13,6 +13,7 @@ pytestmark = [
     # What torch tells while it compiles and warms up.
     pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores"),
     pytest.mark.filterwarnings("ignore:The CUDA Graph is empty"),
+    pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning"),  # of what Inductor imports
 ]
 
 
