@@ -21,6 +21,16 @@ def on_device(device: torch.device) -> AbstractContextManager[Any]:
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
+def is_recorded(device: torch.device) -> bool:
+    """Whether a device's current stream is recorded into a CUDA graph, so that nothing runs and nothing can be waited
+    for.
+    """
+    if device.type != "cuda":
+        return False
+    with on_device(device):
+        return torch.cuda.is_current_stream_capturing()
+
+
 class Graph(Protocol):
     """Recorded work."""
 
@@ -75,7 +85,7 @@ class CudaLane:
 
     def is_recording(self) -> bool:
         """Whether somebody records the current stream's work into a graph of theirs."""
-        return torch.cuda.is_current_stream_capturing()
+        return is_recorded(self.device)
 
     @contextmanager
     def work(self, *, is_own: bool = False) -> Iterator[int]:

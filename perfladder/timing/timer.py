@@ -90,6 +90,7 @@ class StageTimer(Observer):
         self.device = device
         self.calls: list[Call] = []
         self._open: dict[Lane, Call] = {}
+        self._is_recorded = _recorded_check(device)
 
     def enter(self, site: Site, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """Begin a span."""
@@ -101,7 +102,9 @@ class StageTimer(Observer):
 
     def leave(self, site: Site, token: Call, result: Any) -> None:
         """End the span."""
-        if token.events:
+        if token.events and self._is_recorded():
+            token.events = None
+        elif token.events:
             token.events[1].record()
         token.end_ns = self.clock()
         lane = current_lane()
@@ -124,11 +127,20 @@ class StageTimer(Observer):
         call = self._open[lane] = Call(site, 0, is_item, parent)
         if parent is not None:
             parent.children.append(call)
-        if self.device.type != "cpu":
+        if self.device.type != "cpu" and not self._is_recorded():
             call.events = timing_event(self.device), timing_event(self.device)
             call.events[0].record()
         call.start_ns = self.clock()
         return call
+
+
+def _recorded_check(device: torch.device) -> Callable[[], bool]:
+    """What tells whether the current stream is recorded into a CUDA graph: events of that can never be asked."""
+    if device.type != "cuda":
+        return lambda: False
+    import torch
+
+    return torch.cuda.is_current_stream_capturing
 
 
 def timing_event(device: torch.device) -> Any:

@@ -14,7 +14,7 @@ from typing import Any, Final, cast
 import torch
 
 from perfladder._torch_private import change_count
-from perfladder.backend.cuda_lane import on_device
+from perfladder.backend.cuda_lane import is_recorded, on_device
 from perfladder.errors import InputError
 from perfladder.instrument import attribute_at
 from perfladder.tuning.wrap import named_values
@@ -75,7 +75,7 @@ class HostTimesteps:
         self._source = self._copied = None
         if not waits_for_device(timesteps):
             return
-        if _is_recording(timesteps.device):
+        if is_recorded(timesteps.device):
             return
         with on_device(timesteps.device), torch.inference_mode(False), torch.no_grad():
             there = torch.empty_like(timesteps, device="cpu", pin_memory=timesteps.device.type == "cuda")
@@ -102,7 +102,7 @@ class HostTimesteps:
         if not is_one:
             return timestep
         if self._copied is not None:
-            if _is_recording(source.device):
+            if is_recorded(source.device):
                 return timestep
             self._copied.synchronize()
             self._copied = None
@@ -116,14 +116,6 @@ _NAMES: Final = ("timesteps", "set_timesteps", "step")
 def waits_for_device(timesteps: Any) -> bool:
     """Whether to learn the value of one of them a host has to wait for a device."""
     return isinstance(timesteps, torch.Tensor) and timesteps.dim() == 1 and timesteps.device.type not in ("cpu", "meta")
-
-
-def _is_recording(device: torch.device) -> bool:
-    """Whether the current stream's work is recorded into a CUDA graph, in which nothing may be waited for."""
-    if device.type != "cuda":
-        return False
-    with on_device(device):
-        return torch.cuda.is_current_stream_capturing()
 
 
 def is_scheduler(value: Any) -> bool:

@@ -1,4 +1,5 @@
 import threading
+import types
 
 import pytest
 import torch
@@ -143,6 +144,23 @@ def test_stages_of_two_threads_keep_their_own_parents(clock):
 
 
 # Streams of a device
+
+
+def test_a_call_that_is_recorded_into_a_cuda_graph_has_no_events(clock, monkeypatch):
+    recorded, noted = [True], []
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: recorded[-1])
+    monkeypatch.setattr(
+        "perfladder.timing.timer.timing_event", lambda device: types.SimpleNamespace(record=lambda: noted.append(1))
+    )
+    timer = StageTimer(clock, torch.device("cuda", 0))
+    timer.leave(A, timer.enter(A, (), {}), None)
+    recorded.append(False)
+    timer.leave(A, timer.enter(A, (), {}), None)
+    begun = timer.enter(A, (), {})
+    recorded.append(True)
+    timer.leave(A, begun, None)
+    assert [one.events is None for one in timer.take()] == [True, False, True]
+    assert len(noted) == 3
 
 
 def test_device_spans_come_from_events_and_streams_may_overlap():

@@ -148,7 +148,7 @@ def test_a_later_one_takes_the_place_of_an_earlier_one(noted):
 def test_while_a_graph_is_recorded_nothing_is_waited_for(noted, monkeypatch):
     scheduler, host = noted
     first = scheduler.timesteps[0]
-    monkeypatch.setattr(module, "_is_recording", lambda device: True)
+    monkeypatch.setattr(module, "is_recorded", lambda device: True)
     monkeypatch.setattr(Event, "synchronize", lambda event: pytest.fail("it waits"))
     assert host.on_host(first) is first
 
