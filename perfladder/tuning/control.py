@@ -280,6 +280,7 @@ class ModuleControl:
         if self._state != "tuned" or (copies_only and not any(chosen.owns_weights for chosen in self.chosen)):
             return
         warnings.warn(f"{self.name} is not tuned any more: {reason} Tune it again.", UserWarning, stacklevel=4)
+        self.builds.clear()  # with what they hold of a device's memory
         self.enable_passthrough(force=True)
 
     def _leave_tuned(self, wanted: str, force: bool) -> None:

@@ -610,9 +610,11 @@ def test_weights_that_are_moved_end_what_was_tuned_for_them(tuned_toy, is_inside
     outer = nn.Sequential(wrapper) if is_inside else wrapper
     outer.float()
     assert wrapper.state == "tuned"
+    assert control_of(wrapper).builds
     with pytest.warns(UserWarning, match="Toy is not tuned any more: its weights were moved to another device or dt"):
         outer.double()
     assert wrapper.state == "passthrough"
+    assert not control_of(wrapper).builds
     x = torch.ones(1, 4, dtype=torch.float64)
     assert torch.equal(outer(x), wrapper.compute(x))
 
