@@ -238,10 +238,19 @@ class FlatCall:
         run: The build.
         form: How results are put together; None, as for a saved archive: learned from the plain module at the first
             call.
+        otherwise: Serves calls that the build is not for, of tensors on another device or with other constants; None:
+            these are errors.
     """
 
-    def __init__(self, request: BuildRequest, inputs: Sequence[FlatInput], run: Run, form: OutputForm | None) -> None:
-        self._inputs, self._run, self._form = tuple(inputs), run, form
+    def __init__(
+        self,
+        request: BuildRequest,
+        inputs: Sequence[FlatInput],
+        run: Run,
+        form: OutputForm | None,
+        otherwise: Callable[..., Any] | None = None,
+    ) -> None:
+        self._inputs, self._run, self._form, self._otherwise = tuple(inputs), run, form, otherwise
         self._learn = functools.partial(learned_form, request)
         self._parameters, self._device = request.graph.parameters, _indexed(request.device)
         self._read = _Reader([one.path for one in inputs])
@@ -251,13 +260,18 @@ class FlatCall:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As the module's forward."""
         bound = bind(self._parameters, args, kwargs)
-        self._constants.check(bound)
-        tensors = self._read(bound)
+        try:
+            self._constants.check(bound)
+            tensors = self._read(bound)
+            fitted = [one.fitted(tensor, self._device) for one, tensor in zip(self._inputs, tensors, strict=True)]
+        except (InputError, TuningError):
+            if self._otherwise is None:
+                raise
+            return self._otherwise(*args, **kwargs)
         form = self._form
         if form is None:
             with self._lock:
                 form = self._form = self._form or self._learn(*copy_arguments(args, kwargs))
-        fitted = [one.fitted(tensor, self._device) for one, tensor in zip(self._inputs, tensors, strict=True)]
         computed = self._run(list(fitted))  # a loader may empty the list
         if len(computed) != form.num_computed:
             raise TuningError(f"what was built returns {len(computed)} tensors, and the module {form.num_computed}")
@@ -321,6 +335,15 @@ def _walked(value: Any, steps: Sequence[Callable[[Any], Any]]) -> Any:
     for step in steps:
         value = step(value)
     return value
+
+
+def has_constants_of(graph: GraphSpec, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether the arguments that are no tensors are those that a graph was recorded with."""
+    try:
+        _Constants(graph).check(bind(graph.parameters, args, kwargs))
+    except TuningError:
+        return False
+    return True
 
 
 class _Constants:

@@ -16,7 +16,7 @@ from perfladder._torch_private import HeldWeights, tensors_beside_weights
 from perfladder.backend.base import BuildRequest, Built
 from perfladder.backend.cuda_graphs import Recordable, ReplayedSizes
 from perfladder.backend.cuda_lane import CudaLane, Lane, on_device
-from perfladder.backend.flat import FlatCall, FlatModule, OutputForm, learned_form, why_not_flat
+from perfladder.backend.flat import FlatCall, FlatModule, OutputForm, has_constants_of, learned_form, why_not_flat
 from perfladder.errors import TuningError
 from perfladder.tuning.samples import copy_arguments
 from perfladder.tuning.state import ModuleState
@@ -96,6 +96,8 @@ class GraphedCall:
         """As the forward."""
         served = self._served
         if served is None:
+            if not has_constants_of(self.form, args, kwargs):  # nothing is learned of these, which would stay
+                return self._request.forward(*args, **kwargs)
             with self._lock:
                 served = self._served = self._served or self._made(args, kwargs)
         return served(*args, **kwargs)
@@ -123,7 +125,9 @@ class GraphedCall:
         if self.why_not is not None:
             return self._request.forward
         this = weakref.proxy(self)  # not to keep graphs' memory until the collector comes
-        return FlatCall(self._request, flat.inputs, lambda tensors: this._run(flat, tensors), form)
+        return FlatCall(
+            self._request, flat.inputs, lambda tensors: this._run(flat, tensors), form, self._request.forward
+        )
 
     def _tensors(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Tensors of a call by their names."""

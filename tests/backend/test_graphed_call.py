@@ -453,6 +453,22 @@ def test_on_a_cpu_there_are_no_cuda_graphs():
         pl.backend.TorchInductorJitBackend(cuda_graphs="yes please")
 
 
+def test_calls_that_a_graph_is_not_for_run_as_they_are(tmp_path):
+    class Scaled(Mlp):
+        def forward(self, x, scale):
+            return x * scale
+
+    lane = OperatorLane()
+    x = rows(2, lane)
+    request = make_request(tmp_path, Scaled(), call_of(x, 2.0), strict=False)
+    call = GraphedCall(request, lane)
+    with torch.no_grad():
+        for scale in (3.0, 2.0, 2.0, 3.0, 2.0):
+            torch.testing.assert_close(call(x, scale), x * scale)
+        assert call(x.to("meta"), 2.0).device.type == "meta"
+    assert (call.num_graphs, call._sizes.num_replays) == (1, 2)
+
+
 def test_samples_are_recorded_without_gradients(tmp_path, monkeypatch):
     class Watches(Mlp):
         seen = []
