@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, Final, Protocol
 
 import torch
@@ -125,11 +125,10 @@ class CudaLane:
         Raises:
             RuntimeError: It does what cannot be recorded.
         """
-        try:
+        with suppress(torch.OutOfMemoryError):
             return self._recorded(work)
-        except torch.OutOfMemoryError:
-            # What earlier calls left in torch's allocator is given back only while nothing is recorded.
-            torch.cuda.empty_cache()
+        # What earlier calls left in torch's allocator is given back only while nothing is recorded.
+        torch.cuda.empty_cache()
         return self._recorded(work)
 
     def _recorded(self, work: Callable[[int], None]) -> Graph:

@@ -323,6 +323,25 @@ def test_a_recording_that_fails_is_ended_and_torch_is_put_right(played, error, r
     assert lane.record(lambda stream: None).done == ["begin", "end"]
 
 
+def test_memory_that_earlier_calls_left_is_given_back_for_a_recording(played, monkeypatch):
+    lane, _ = played
+    PlayedGraph.made.append(None)  # so that none ends badly
+    given_back, tensors = [], []
+
+    def empty_cache():
+        given_back.append([there() for there in tensors])
+
+    def work(stream):
+        if not tensors:
+            left = torch.ones(8)
+            tensors.append(weakref.ref(left))
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(torch.cuda, "empty_cache", empty_cache)
+    assert lane.record(work) is PlayedGraph.made[2]
+    assert given_back == [[None]], "what failed is gone by then"
+
+
 def test_a_cache_that_grows_is_no_part_of_a_graph(lane, tmp_path):
     class Decoder(nn.Module):
         def forward(self, x, cache):
