@@ -33,7 +33,8 @@ from perfladder.capturing.encode import Encoder
 from perfladder.capturing.recorder import Recorder
 from perfladder.capturing.store import Manifest, read_manifest, read_storages, write_capture
 from perfladder.changes import with_changes
-from perfladder.instrument import instrument, resolve_site
+from perfladder.instrument import instrument
+from perfladder.sites import resolve_site
 from perfladder.stats import Samples, compare_samples
 from perfladder.target import LoadedTarget
 from perfladder.timing.runs import bare_run
