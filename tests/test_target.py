@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from perfladder.errors import InputError, NotPossibleHereError, WorkloadError
-from perfladder.target import LoadedTarget, find_callable, make_tensor, resolve_device
+from perfladder.target import LoadedTarget, make_tensor, resolve_device
+from perfladder.user_code import find_callable
 
 ADDER = """
     class Adder:
@@ -133,7 +134,7 @@ def test_factory_that_raises_is_shown_with_its_own_lines(load_target):
             """
         )
     assert 'raise ValueError("no weights")' in str(caught.value)
-    assert "perfladder/target.py" not in str(caught.value)
+    assert "/perfladder/" not in str(caught.value)
 
 
 def test_error_inside_a_library_shows_the_users_line_too(load_target):
