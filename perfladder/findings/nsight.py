@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from perfladder.findings.background import Background
+from perfladder.findings.background import Background, spread_text
 from perfladder.findings.finding import Evidence, Finding
 from perfladder.nsight.diagnosis import Diagnosis, Verdict
 from perfladder.nsight.names import function_name
@@ -45,6 +45,7 @@ def kernel_question(result: KernelsResult, background: Background) -> list[Findi
     if share is None:
         return []
     achieved = achieved_frac(result, share.name)
+    spread = spread_text(share, result.total_us)
     reach = "how near it is to its roof is unknown" if achieved is None else f"it reaches {achieved:.0%} of its roof"
     evidence = [Evidence(metric="share", value=share.share, unit="of kernel time", source="kernels.json: by_kernel")]
     if achieved is not None:
@@ -62,7 +63,10 @@ def kernel_question(result: KernelsResult, background: Background) -> list[Findi
                 "is not known."
             ),
             evidence=evidence,
-            uncertainty="a share of profiled replays; the roof is by counted work, without caches",
+            uncertainty=(
+                f"a share of profiled replays{f' ({spread})' if spread else ''}; the roof is by counted work, without "
+                "caches"
+            ),
             refuted_by="another kernel with a larger share",
             next_experiment="If it is yours to change, look at it with Nsight Compute.",
             next_command=background.command("run", "--until", "ncu"),
