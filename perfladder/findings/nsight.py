@@ -11,6 +11,7 @@ from perfladder.nsight.names import function_name
 from perfladder.nsight.question import achieved_frac, open_question
 from perfladder.rungs.kernels import KernelsResult
 from perfladder.rungs.ncu import NcuResult, ProfiledLaunch
+from perfladder.text import clause
 
 _MAX_EVIDENCE: Final = 8
 
@@ -112,4 +113,4 @@ def _uncertainty(result: NcuResult, own: list[ProfiledLaunch]) -> str:
     clocks = "clocks as they were" if result.chosen.clock_control == "none" else "the base clock"
     text = f"{len(own)} of the kernel's launches, each repeated by ncu with {caches} and {clocks}"
     reasons = own[0].diagnosis.undecided_because if result.verdict == "undecided" else []
-    return "; ".join([text, *(reason.rstrip(".") for reason in reasons)])
+    return "; ".join([text, *map(clause, reasons)])
