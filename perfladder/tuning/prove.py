@@ -281,7 +281,7 @@ class Proof:
         if self.settings.tune.save is None:
             return None
         from perfladder.tuning.archive_format import SUMS_ENDING
-        from perfladder.tuning.checkpoint import archive_path
+        from perfladder.tuning.archive_names import archive_path
 
         target = archive_path(self.settings.tune.save)
         sums = self.archive.with_name(f"{self.archive.stem}{SUMS_ENDING}")
