@@ -120,7 +120,7 @@ class Proof:
         if resume is None:
             self.run = RunDirectory.create(root, file.workload, source=source, base_dir=file.base_dir, kind="tuning")
         else:
-            found = find_run(resume, root, workload_name=file.workload.name)
+            found = find_run(resume, root, workload_name=file.workload.name, needs_results=False)
             self.run = RunDirectory.resume(found, file.workload, kind="tuning")
             tell(f"going on with tuning run {self.run.record.run_id}")
         with self.run.writing():
