@@ -18,7 +18,7 @@ from perfladder.instrument import instrument
 from perfladder.models import Model, ResultWarning
 from perfladder.peaks import Peaks, find_peaks
 from perfladder.profiling.graph_rows import GraphRow, split_by_replay, summarize_replays
-from perfladder.profiling.kernel_evidence import add_idle, collect_evidence
+from perfladder.profiling.kernel_evidence import collect_evidence
 from perfladder.profiling.warnings import ProfileWarningCode, instrumentation_warnings, trace_warnings, warn
 from perfladder.rungs.base import RungContext, RungResult
 from perfladder.rungs.capture import CaptureResult
@@ -213,7 +213,7 @@ def measure(loaded: LoadedTarget, request: KernelsRequest) -> KernelsResult:
     evidence = collect_evidence(
         table,
         attribution,
-        add_idle([run.device for run in report.runs]),
+        middle.device,
         repeats=request.repeats,
         calls=counted,
         peaks=peaks,

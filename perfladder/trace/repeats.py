@@ -13,8 +13,8 @@ from typing import Final, Protocol
 import numpy as np
 
 from perfladder.trace.kernels import KernelTable, number_rows
-from perfladder.trace.model import IntArray
-from perfladder.trace.sums import FloatArray, count_by, sum_by
+from perfladder.trace.model import BoolArray, IntArray
+from perfladder.trace.sums import FloatArray, count_by, number_combinations, sum_by
 
 MIN_REPEATS: Final = 3
 """Of fewer, no one can say which of them is the typical one: then sums are over all."""
@@ -64,8 +64,7 @@ def _copy_middle(table: KernelTable, place: IntArray, totals: FloatArray) -> Flo
     count = count_by(place, size * repeats)
     is_alike = (count.reshape(size, repeats) == count[::repeats, None]).all(axis=1)
     first = np.cumsum(count) - count
-    order = np.lexsort((table.trace.start_ns[table.event], place))
-    nth = np.arange(len(order)) - first[place[order]]
+    order, nth = _turns(table, place)
     row = place[order] // repeats
     by_total = np.argsort(totals, axis=1, kind="stable")
     found = np.full(len(order), np.nan)
@@ -75,6 +74,26 @@ def _copy_middle(table: KernelTable, place: IntArray, totals: FloatArray) -> Flo
         for middle in ((repeats - 1) // 2, repeats // 2)
     ]
     found[order[known]] = np.mean([table.duration_ns[source] for source in sources], axis=0)
+    return found
+
+
+def _turns(table: KernelTable, place: IntArray) -> tuple[IntArray, IntArray]:
+    """Return the entries ordered by place and start, and, in that order, the how manieth of its place each is."""
+    order = np.lexsort((table.trace.start_ns[table.event], place))
+    ordered = place[order]
+    return order, np.arange(len(order)) - np.searchsorted(ordered, ordered, side="left")
+
+
+def take_majority(table: KernelTable, flags: BoolArray) -> BoolArray:
+    """Return, for the n-th entry of a row, what holds for the n-th in most repeats, if the table tells them apart."""
+    if table.measured_ns is None:
+        return flags
+    row, _ = number_rows(table)
+    order, nth = _turns(table, row.astype(np.int64) * table.num_repeats + table.run)
+    turn = np.empty(len(order), np.int64)
+    turn[order] = nth
+    code, size = number_combinations((row, turn), table.num_kernels)
+    found: BoolArray = (2 * sum_by(code, flags.astype(np.int64), size) > count_by(code, size))[code]
     return found
 
 
