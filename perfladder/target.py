@@ -35,8 +35,8 @@ from perfladder.environment import (
 )
 from perfladder.errors import InputError, NotPossibleHereError, PerfladderError, WorkloadError
 from perfladder.files import cache_folder
-from perfladder.instrument import attribute_at, named_modules_of, paths_of, set_attribute_at
 from perfladder.models import Model
+from perfladder.object_parts import attribute_at, named_modules_of, paths_of, set_attribute_at
 from perfladder.progress import Progress
 from perfladder.stage_alone import Holder, stage_alone
 from perfladder.text import near_names

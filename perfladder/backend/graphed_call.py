@@ -19,6 +19,7 @@ from perfladder.backend.flat import FlatCall, FlatModule, OutputForm, learned_fo
 from perfladder.errors import TuningError
 from perfladder.tuning.samples import copy_arguments
 from perfladder.tuning.state import ModuleState
+from perfladder.tuning.tree import bind, input_leaves
 
 if TYPE_CHECKING:
     from perfladder.tuning.graphs import GraphSpec
@@ -98,10 +99,16 @@ class GraphedCall:
     def _made(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
         """Learn from a call, which leaves nothing in the module, how results are put together."""
         state = ModuleState(self._request.module)
+        own = copy_arguments(args, kwargs)
         try:
+            before = self._tensors(*own)
             with torch.inference_mode(False):
-                form = learned_form(self._request, *copy_arguments(args, kwargs))
+                form = learned_form(self._request, *own)
                 flat = FlatModule(self._request, *copy_arguments(args, kwargs))
+            after = self._tensors(*own)
+            for name in before | after:
+                if before.get(name) is not after.get(name):
+                    raise TuningError(f"the call puts another tensor in the place of `{name}`, as a growing cache does")
         except TuningError as error:
             self.why_not = str(error)
             return self._request.forward
@@ -111,6 +118,11 @@ class GraphedCall:
         if self.why_not is not None:
             return self._request.forward
         return FlatCall(self._request, flat.inputs, lambda tensors: self._run(flat, tensors), form)
+
+    def _tensors(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Tensors of a call by their names."""
+        leaves = input_leaves(bind(self.form.parameters, args, kwargs))
+        return {leaf.access_path: leaf.value for leaf in leaves if isinstance(leaf.value, torch.Tensor)}
 
     def _run(self, flat: FlatModule, tensors: list[torch.Tensor]) -> Sequence[torch.Tensor]:
         results = None

@@ -360,7 +360,7 @@ def _pair_replays(
     """Find CUDA graph replays, and replay the call without graphs if there are any."""
     from torch import nn
 
-    from perfladder.instrument import named_modules_of
+    from perfladder.object_parts import named_modules_of
     from perfladder.profiling.graph_pass import GraphPass, pair_replays
 
     owner = replay.site.owner

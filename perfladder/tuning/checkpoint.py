@@ -19,8 +19,8 @@ from perfladder import __version__
 from perfladder.backend.base import Backend, BuildRequest
 from perfladder.backend.registry import find_backend
 from perfladder.errors import ArchiveError, InputError, PerfladderError
-from perfladder.instrument import attribute_at
 from perfladder.models import Model
+from perfladder.object_parts import attribute_at
 from perfladder.text import near_names
 from perfladder.tuning.archive import Archive, open_archive, write_archive
 from perfladder.tuning.archive_format import FORMAT_VERSION

@@ -121,7 +121,7 @@ class ProofOutcome(Model):
     reason: str
     speedup: float | None = Field(description="Of the whole workload; None: it was not compared.")
     interval: Interval | None
-    modules: dict[str, str] = Field(description="What was chosen, by module.")
+    modules: dict[str, str] = Field(description="What was chosen, by module or scheduler.")
     archive: str | None = Field(description="In the run's folder; None: nothing is kept.")
     archive_sha256: str | None
     saved_to: str | None = Field(default=None, description="The copy that was asked for.")

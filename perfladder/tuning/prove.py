@@ -251,7 +251,7 @@ class Proof:
             reason=reason,
             speedup=compared.speedup,
             interval=compared.interval,
-            modules=chosen_of(tuned),
+            modules={**chosen_of(tuned), **_schedulers_of(tuned)},
             archive=self.run.relative(self.archive) if is_kept else None,
             archive_sha256=tuned.archive_sha256,
             saved_to=self._copy_archive() if is_kept else None,
@@ -368,6 +368,13 @@ def chosen_of(tuned: TuneStep) -> dict[str, str]:
         if module.error is None
     }
     return {path: ", ".join(dict.fromkeys(map(str, names))) for path, names in found.items() if names}
+
+
+def _schedulers_of(tuned: TuneStep) -> dict[str, str]:
+    """What was kept of schedulers, which only the whole output and the whole time speak of."""
+    if tuned.tuning is None:
+        return {}
+    return {one.path: "timesteps from the host" for one in tuned.tuning.schedulers if one.status == "kept"}
 
 
 def _check(file: WorkloadFile, settings: ProofSettings) -> None:

@@ -115,6 +115,23 @@ def test_what_cannot_be_recorded_runs_as_it_is(lane, tmp_path, module, says):
     assert says in call.why_not
 
 
+def test_a_cache_that_grows_is_no_part_of_a_graph(lane, tmp_path):
+    class Decoder(nn.Module):
+        def forward(self, x, cache):
+            keys, _ = cache.update(x[:, None], x[:, None], 0)
+            return keys.sum((1, 2))
+
+    transformers = pytest.importorskip("transformers")
+    x = torch.ones(2, 3, 8, device=lane.device)
+    request = on(lane, Decoder(), tmp_path, call_of(x, transformers.DynamicCache()))
+    call, cache = GraphedCall(request, lane), transformers.DynamicCache()
+    with torch.no_grad():
+        for turn in (1, 2, 3):
+            torch.testing.assert_close(call(x, cache), torch.full((2, 8), 3.0 * turn, device=lane.device))
+            assert cache.get_seq_length() == 3 * turn
+    assert "another tensor in the place of `cache" in call.why_not
+
+
 @pytest.mark.gpu
 def test_a_value_on_the_host_is_no_part_of_a_graph(tmp_path):
     class Scaled(nn.Module):

@@ -2,6 +2,9 @@
 
     python tests/benchmarks/bench_trace.py                       # 150 k and 1 M events
     python tests/benchmarks/bench_trace.py --events 150000 --repeats 5
+    python tests/benchmarks/bench_trace.py --workload diffusion-sd15 --set inputs.num_inference_steps=5
+
+The window is of a chain of small modules that gives so many events, or of ten runs of a workload with marked stages.
 
 Three measurements, each the median over `--repeats` processes, all of one thread on the CPU:
 
@@ -26,6 +29,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,26 +44,34 @@ def main() -> None:
     """Parse the arguments and run either the whole benchmark or one of its child processes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--events", type=int, nargs="+", default=[150_000, 1_000_000])
+    parser.add_argument("--workload", help="a file, or the name of a built-in; in place of --events")
+    parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="of the workload")
     parser.add_argument("--repeats", type=int, default=3, help="processes for each measurement")
     parser.add_argument("--torch-repeats", type=int, help="processes for torch's side; default: as --repeats")
     parser.add_argument("--child", choices=["ours", "torch", "reader"], help=argparse.SUPPRESS)
     parser.add_argument("--path", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        print(json.dumps(CHILDREN[options.child](options.path, options.events[0])))
+        window = partial(_profiled_window, options.events[0])
+        if options.workload:
+            window = partial(_pipeline_window, options.workload, options.set)
+        print(json.dumps(CHILDREN[options.child](options.path, window)))
         return
     print(json.dumps(_machine()), flush=True)
-    for num_events in options.events:
-        print(json.dumps(_measure(num_events, options.repeats, options.torch_repeats or options.repeats)), flush=True)
+    windows = [["--events", str(num_events)] for num_events in options.events]
+    if options.workload:
+        windows = [["--workload", options.workload, *(word for text in options.set for word in ("--set", text))]]
+    for window in windows:
+        print(json.dumps(_measure(window, options.repeats, options.torch_repeats or options.repeats)), flush=True)
 
 
-def _measure(num_events: int, repeats: int, torch_repeats: int) -> dict[str, Any]:
+def _measure(window: list[str], repeats: int, torch_repeats: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
-        ours = [_child("ours", path, num_events) for _ in range(repeats)]
-        reader = [_child("reader", path, num_events) for _ in range(repeats)]
+        ours = [_child("ours", path, window) for _ in range(repeats)]
+        reader = [_child("reader", path, window) for _ in range(repeats)]
         trace_mb = path.stat().st_size / 1e6
-        torch_side = [_child("torch", path, num_events) for _ in range(torch_repeats)]
+        torch_side = [_child("torch", path, window) for _ in range(torch_repeats)]
     ours_s, torch_s = _median(ours, "total_s"), _median(torch_side, "key_averages_s")
     return {
         "num_events": ours[0]["num_events"],
@@ -82,10 +95,10 @@ def _median(samples: list[dict[str, float]], key: str) -> float:
     return round(statistics.median(sample[key] for sample in samples), 3)
 
 
-def _child(name: str, path: Path, num_events: int) -> dict[str, float]:
-    command = [sys.executable, __file__, "--child", name, "--path", str(path), "--events", str(num_events)]
-    root = str(Path(__file__).parents[2])
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": root, "KINETO_LOG_LEVEL": "99"}
+def _child(name: str, path: Path, window: list[str]) -> dict[str, float]:
+    command = [sys.executable, __file__, "--child", name, "--path", str(path), *window]
+    roots = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": roots, "KINETO_LOG_LEVEL": "99"}
     begin = time.perf_counter()
     done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
     wall_s = time.perf_counter() - begin
@@ -129,6 +142,38 @@ def _profiled_window(num_events: int) -> Any:
     return profiler
 
 
+def _pipeline_window(name: str, changes: list[str]) -> Any:
+    """Return a stopped profiler with `RUNS` runs of a workload, whose stages are labelled as ours are."""
+    import torch
+
+    from perfladder.changes import with_changes
+    from perfladder.instrument import instrument
+    from perfladder.profiling.observers import Annotator
+    from perfladder.sites import stage_sites
+    from perfladder.target import LoadedTarget
+    from perfladder.trace.labels import RUN_KIND
+    from perfladder.trace.record import span
+    from perfladder.workload import load_workload
+
+    file = with_changes(load_workload(name), changes, source=name)
+    loaded = LoadedTarget(file.workload, file.base_dir)
+    loaded.load()
+    for _ in range(3):
+        loaded.run()
+    loaded.synchronize()
+    kinds = {"cpu": torch.profiler.ProfilerActivity.CPU, "cuda": torch.profiler.ProfilerActivity.CUDA}
+    with (
+        torch.profiler.profile(activities=[kinds[one] for one in loaded.activities]) as profiler,
+        instrument(stage_sites(loaded.obj), Annotator()),
+    ):
+        for run in range(RUNS):
+            loaded.prepare_run()
+            with span(RUN_KIND, str(run)):
+                loaded.run()
+                loaded.synchronize()
+    return profiler
+
+
 def _analyse(path: Path) -> tuple[Any, dict[str, float]]:
     """Read a trace and make all tables; return the trace and the seconds each part took."""
     from perfladder.trace.attribution import attribute
@@ -155,8 +200,8 @@ def _analyse(path: Path) -> tuple[Any, dict[str, float]]:
     return trace, times
 
 
-def _ours(path: Path, num_events: int) -> dict[str, float]:
-    profiler = _profiled_window(num_events)
+def _ours(path: Path, window: Callable[[], Any]) -> dict[str, float]:
+    profiler = window()
     import perfladder.trace.kernels
     import perfladder.trace.operators
     import perfladder.trace.read
@@ -178,9 +223,9 @@ def _ours(path: Path, num_events: int) -> dict[str, float]:
     } | times
 
 
-def _torch(path: Path, num_events: int) -> dict[str, float]:
+def _torch(path: Path, window: Callable[[], Any]) -> dict[str, float]:
     del path
-    profiler = _profiled_window(num_events)
+    profiler = window()
     before_mb = _rss_mb()
     begin, cpu_begin = time.perf_counter(), time.process_time()
     profiler.key_averages()
@@ -188,8 +233,8 @@ def _torch(path: Path, num_events: int) -> dict[str, float]:
     return times | {"extra_rss_mb": _peak_rss_mb() - before_mb}
 
 
-def _reader(path: Path, num_events: int) -> dict[str, float]:
-    del num_events
+def _reader(path: Path, window: Callable[[], Any]) -> dict[str, float]:
+    del window
     _, times = _analyse(path)
     return {"read_s": times["read_s"], "peak_rss_mb": _peak_rss_mb()}
 

@@ -99,3 +99,29 @@ def test_copies_of_samples_are_in_no_row():
     frame, samples = pl.ModuleFunctionKernelProfiler().profile(net, [((x,), {})], warmup_iterations=0)
     assert len(frame) == 1
     assert samples["relu"][0][1][0][0].tolist() == [-1, 2]
+
+
+@pytest.mark.gpu
+def test_kernels_of_two_streams_have_their_own_modules():
+    class Beside(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.left, self.right = nn.Linear(512, 512), nn.Linear(512, 512)
+            self.streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+
+        def forward(self, x):
+            results = []
+            for stream, module in zip(self.streams, (self.left, self.right), strict=True):
+                stream.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(stream):
+                    results.append(module(x).relu())
+            for stream in self.streams:
+                torch.cuda.current_stream().wait_stream(stream)
+            return results[0] + results[1]
+
+    x = torch.randn(512, 512, device="cuda")
+    profiler = pl.ModuleFunctionKernelProfiler(function_names=set())
+    found, _ = profiler.profile(Beside().cuda().eval(), [((x,), {})], warmup_iterations=3)
+    assert profiler.coverage.attributed_share > 0.99
+    linear = found[found["function_name"] == "linear"]
+    assert set(linear["module_name"]) == {"left", "right"}

@@ -110,3 +110,65 @@ def test_the_original_may_go_to_the_cpu_and_comes_back_for_other_calls(monkeypat
             other = wrapper(torch.randn(9, 3, 64, 64, device="cuda", dtype=torch.float16))
     assert other.device.type == "cuda"
     assert wrapper.device.type == "cuda"
+
+
+def test_every_default_backend_is_decided_and_costs_only_itself():
+    """Ahead of time torch 2.11 crashes where it loads what it compiled; that ends its own process alone."""
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU()).cuda().eval()
+    report = pl.tune(pl.Module(layers, strategy=pl.MinLatencyStrategy()), list(torch.randn(4, 64, device="cuda")))
+    decision = report.modules[0].graphs[0].decision
+    statuses = {candidate.description: candidate.status for candidate in decision.candidates}
+    assert set(statuses.values()) <= {"kept", "rejected", "not_applicable", "failed"}
+    assert all(candidate.reason for candidate in decision.candidates if candidate.status != "kept")
+    graphed = next(
+        one for one in decision.candidates if "cuda_graphs" in one.description and "Inductor" in one.description
+    )
+    assert graphed.correctness is not None, graphed.reason
+    assert decision.selected in statuses
+
+
+class Hungry(nn.Module):
+    """Takes 8 GiB for each sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) + torch.empty(len(x) << 33, dtype=torch.uint8, device=x.device)[: len(x), None]
+
+
+class Greedy(pl.backend.Backend):
+    """Wants more than there is, in the process that tunes."""
+
+    name = "greedy"
+    is_isolated = False
+
+    def compile(self, request: pl.backend.BuildRequest):
+        torch.empty(1 << 41, dtype=torch.uint8, device=request.device)
+        return request.forward
+
+
+def test_a_candidate_that_runs_out_of_memory_has_failed_and_gives_it_back():
+    free = torch.cuda.mem_get_info()[0]
+    strategy = pl.FirstWinsStrategy([Greedy(), TorchEagerBackend()])
+    wrapper, batch, report = tuned(strategy)
+    record = report.modules[0].graphs[0].decision.candidates[0]
+    assert record.status == "failed"
+    assert "out of memory" in record.reason
+    with torch.no_grad():
+        assert wrapper(batch).shape == (4, 128)
+    torch.cuda.empty_cache()
+    assert torch.cuda.mem_get_info()[0] > free - (1 << 30)
+
+
+def test_the_largest_batch_is_found_before_memory_runs_out_and_it_is_free_again():
+    wrapper = pl.Module(Hungry().cuda().eval(), strategy=right_only(TorchEagerBackend()).enable_find_max_batch_size())
+    most = torch.cuda.get_device_properties(0).total_memory >> 33
+    before = torch.cuda.memory_reserved()
+    pl.tune(wrapper, list(torch.randn(4, 8, device="cuda")), [1, 2])
+    assert wrapper.state == "tuned"
+    (graph,) = control_of(wrapper).graphs
+    assert 2 <= graph.get_max_batch_size() <= most
+    assert torch.cuda.memory_reserved() <= before + (1 << 30)
