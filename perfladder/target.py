@@ -403,11 +403,12 @@ class LoadedTarget:
 
     def _load_tuned(self, tuned: TunedArchive, only: str | None) -> None:
         """Put the archive's modules in place; of a stage alone those that it is or holds."""
-        from perfladder.tuning.checkpoint import archive_path, list_modules, load
+        from perfladder.tuning.archive_names import find_archive
+        from perfladder.tuning.checkpoint import list_modules, load
         from perfladder.tuning.timesteps import host_timesteps_in
         from perfladder.tuning.wrap import wrapped_in
 
-        archive = archive_path(self.base_dir / tuned.archive)
+        archive = find_archive(tuned.archive, self.base_dir, field_name="tuned.archive").absolute()
         sums = Checksums(cache_folder(os.environ))
         if tuned.sha256 is not None and sums.of(archive) not in (tuned.sha256, None):
             raise InputError(f"tuned.sha256: {archive} is another archive. Leave the sum out, or name the one meant.")

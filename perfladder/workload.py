@@ -54,7 +54,11 @@ class CompileConfig(Model):
 class TunedArchive(Model):
     """Tuned modules that are put into the target before anything is measured."""
 
-    archive: str = Field(min_length=1, description="As `perfladder tune --save` wrote it; relative to this file.")
+    archive: str = Field(
+        min_length=1,
+        description="As `perfladder tune --save` wrote it; relative to this file. One without a folder is looked for "
+        "in `checkpoints` too.",
+    )
     sha256: str | None = Field(
         default=None, pattern="^[0-9a-f]{64}$", description="Of the archive: another one is refused."
     )

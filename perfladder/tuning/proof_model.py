@@ -14,6 +14,7 @@ from perfladder.models import SCHEMA_VERSION, Model
 from perfladder.rundir import RunStatus
 from perfladder.rungs.base import RungResult
 from perfladder.stats import Interval
+from perfladder.text import clause
 from perfladder.timing.results import MetricValue
 from perfladder.tuning.replay_tuned import TunedReplay
 from perfladder.tuning.tune_request import TuneRequest
@@ -79,9 +80,9 @@ class ReplayStep(RungResult):
         for one in self.modules:
             if not one.replay.is_right:
                 what = "is wrong" if one.replay.is_right is False else "cannot be judged"
-                return f"The replay of {one.module or 'the target'} {what}: {one.replay.reason}."
+                return f"The replay of {one.module or 'the target'} {what}: {clause(one.replay.reason)}."
         if self.output is not None and self.output.is_right is False:
-            return f"The whole output is not right with the archive: {self.output.reason}."
+            return f"The whole output is not right with the archive: {clause(self.output.reason)}."
         return None
 
 

@@ -120,7 +120,7 @@ class Proof:
         if resume is None:
             self.run = RunDirectory.create(root, file.workload, source=source, base_dir=file.base_dir, kind="tuning")
         else:
-            found = find_run(resume, root, workload_name=file.workload.name)
+            found = find_run(resume, root, workload_name=file.workload.name, needs_results=False)
             self.run = RunDirectory.resume(found, file.workload, kind="tuning")
             tell(f"going on with tuning run {self.run.record.run_id}")
         with self.run.writing():
@@ -281,7 +281,7 @@ class Proof:
         if self.settings.tune.save is None:
             return None
         from perfladder.tuning.archive_format import SUMS_ENDING
-        from perfladder.tuning.checkpoint import archive_path
+        from perfladder.tuning.archive_names import archive_path
 
         target = archive_path(self.settings.tune.save)
         sums = self.archive.with_name(f"{self.archive.stem}{SUMS_ENDING}")
