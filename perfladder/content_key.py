@@ -13,6 +13,7 @@ from pydantic import JsonValue
 
 from perfladder.checksums import Checksums
 from perfladder.models import SCHEMA_VERSION, Model, digest
+from perfladder.tuning.archive_names import archive_places
 from perfladder.workload import Workload
 
 _NOT_MEASURED = {"timeout_s", "budget"}
@@ -97,8 +98,8 @@ def weight_files(workload: Workload, base_dir: Path) -> list[str]:
     files is no model, and is left out.
     """
     found: set[str] = set()
-    archive = workload.tuned.archive if workload.tuned is not None else None
-    for text in _texts([workload.target_args, workload.model, archive]):
+    archives = [] if workload.tuned is None else archive_places(workload.tuned.archive, field_name="tuned.archive")
+    for text in _texts([workload.target_args, workload.model, [str(path) for path in archives]]):
         for folder in (base_dir, Path.cwd()):
             path = folder / text
             if _is_file(path):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from perfladder.errors import InputError
-from perfladder.instrument import named_modules_of
+from perfladder.object_parts import named_modules_of
 from perfladder.target import LoadedTarget
 from perfladder.workload import parse_workload
 

@@ -234,7 +234,7 @@ class Climb:
         if resume is None:
             self.run = RunDirectory.create(runs_dir, file.workload, source=source, base_dir=file.base_dir)
         else:
-            found = find_run(resume, runs_dir, workload_name=file.workload.name)
+            found = find_run(resume, runs_dir, workload_name=file.workload.name, needs_results=False)
             self.run = RunDirectory.resume(found, file.workload)
             tell(f"going on with run {self.run.record.run_id}")
         self._environment = dict(environment if environment is not None else os.environ)

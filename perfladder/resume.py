@@ -16,6 +16,7 @@ from perfladder.environment import Environment
 from perfladder.errors import InputError
 from perfladder.rundir import KEY_FILE, RunDirectory, RungEntry, read_model
 from perfladder.rungs.base import RungResult
+from perfladder.text import clause
 from perfladder.workload import WorkloadFile
 
 _KEPT_STATUSES = ("done", "not_applicable")
@@ -109,7 +110,7 @@ class Keys:
             key = read_model(folder / KEY_FILE, ContentKey)
             result = read_model(folder / f"{entry.name}.json", kind)
         except InputError as error:
-            return str(error).rstrip(".")
+            return clause(error)
         if key.digest != entry.content_key:
             return f"{folder / KEY_FILE} is not the one that was written with it"
         missing = [name for name in result.artifacts.values() if not (folder / name).exists()]

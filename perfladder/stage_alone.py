@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from perfladder.instrument import attribute_at, resolve_site
+from perfladder.object_parts import attribute_at
+from perfladder.sites import resolve_site
 
 
 class Holder:

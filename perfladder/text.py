@@ -18,6 +18,11 @@ def near_names(asked: str, known: Iterable[str], what: str, *, limit: int = 12) 
     return f"{hint}Known {what}: {listed}."
 
 
+def clause(sentence: object) -> str:
+    """Return a message without its full stop, to be put into another sentence that has one."""
+    return str(sentence).rstrip().rstrip(".")
+
+
 def plural(count: int, noun: str) -> str:
     """Return '1 run' or '3 runs'."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

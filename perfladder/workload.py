@@ -56,7 +56,8 @@ class TunedArchive(Model):
 
     archive: str = Field(
         min_length=1,
-        description="As `perfladder tune --save` wrote it; relative to this file, else to where the command runs.",
+        description="As `perfladder tune --save` wrote it; relative to this file, of a built-in workload to the "
+        "current folder. One without a folder is looked for in `checkpoints` too.",
     )
     sha256: str | None = Field(
         default=None, pattern="^[0-9a-f]{64}$", description="Of the archive: another one is refused."

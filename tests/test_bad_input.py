@@ -10,15 +10,16 @@ import uuid
 
 import pytest
 import torch
-from processes import MARK, marked
+from processes import MARK, marked, wait_until
 
 PIPE = """
-    import ctypes, time, torch
+    import asyncio, ctypes, time, torch
     from pathlib import Path
 
     class Pipe:
         def __init__(self):
             self.net = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(60)])
+            self.answers = []
 
         def __call__(self, act="nothing", after=None):
             if after is None or list(Path(__file__).parent.glob(after)):
@@ -32,6 +33,7 @@ PIPE = """
             ctypes.string_at(0)
 
         def hang(self):
+            Path(__file__).with_name("asleep").touch()
             time.sleep(1000)
 
         def run_out_of_memory(self):
@@ -44,6 +46,17 @@ PIPE = """
 
     def strict(obj, x):
         return obj()
+
+    class Answer:
+        def __repr__(self):
+            return "the answer was written out"
+
+    async def respond(obj, act):
+        if not obj.answers:
+            obj.answers.append(Answer())
+            return obj.answers[0]
+        Path(__file__).with_name("asleep").touch()
+        await asyncio.sleep(1000)
 """
 
 
@@ -139,12 +152,14 @@ def test_failure_in_a_later_rung_keeps_the_finished_ones(run, tmp_path, act):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=["terminated", "ctrl-c"]
+    ("number", "code", "call"),
+    [(signal.SIGTERM, 143, None), (signal.SIGINT, 130, None), (signal.SIGINT, 130, "pipe.py:respond")],
+    ids=["terminated", "ctrl-c", "ctrl-c in a coroutine"],
 )
-def test_a_run_that_is_told_to_end_says_so_and_leaves_nothing(tmp_path, number, code):
+def test_a_run_that_is_told_to_end_says_so_and_leaves_nothing(tmp_path, number, code, call):
     mark = uuid.uuid4().hex
     (tmp_path / "pipe.py").write_text(textwrap.dedent(PIPE))
-    workload = {"name": "bad", "target": "pipe.py:build", "device": "cpu", "inputs": {"act": "hang"}}
+    workload = {"name": "bad", "target": "pipe.py:build", "device": "cpu", "call": call, "inputs": {"act": "hang"}}
     (tmp_path / "work.yaml").write_text(json.dumps(workload))
     environment = {**os.environ, MARK: mark, "TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "perfladder.cli", "run", str(tmp_path / "work.yaml"), "--plain", "--json"]
@@ -154,6 +169,7 @@ def test_a_run_that_is_told_to_end_says_so_and_leaves_nothing(tmp_path, number, 
     for line in process.stderr:
         if "stages (rung 1)" in line:
             break
+    wait_until((tmp_path / "asleep").exists, limit_s=60)
     process.send_signal(number)
     out, err = process.communicate(timeout=60)
     assert process.returncode == code
@@ -161,6 +177,8 @@ def test_a_run_that_is_told_to_end_says_so_and_leaves_nothing(tmp_path, number, 
     assert "Interrupted." in err
     record = record_in(tmp_path)
     assert (record["status"], record["exit_code"]) == ("interrupted", code)
+    log = (tmp_path / "runs" / "bad" / record["run_id"] / "session.log").read_text()
+    assert "written out" not in out + err + log
     assert marked(mark) == []
 
 

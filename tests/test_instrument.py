@@ -9,18 +9,9 @@ import torch
 from torch import nn
 
 from perfladder.errors import InputError
-from perfladder.instrument import (
-    Observer,
-    Site,
-    attribute_at,
-    instrument,
-    module_sites,
-    named_modules_of,
-    resolve_site,
-    resolve_sites,
-    set_attribute_at,
-    stage_sites,
-)
+from perfladder.instrument import Observer, Site, instrument
+from perfladder.object_parts import attribute_at, named_modules_of, set_attribute_at
+from perfladder.sites import module_sites, resolve_site, resolve_sites, stage_sites
 
 
 class Log(Observer):

@@ -119,6 +119,8 @@ def test_what_follows_a_damaged_result_is_measured_again_too(unfinished, file, e
     assert names == ["first"]
     assert "second is measured again, and what follows it:" in reason
     assert "second.json is damaged" in reason
+    assert reason.endswith(".")
+    assert ".." not in reason.replace(str(unfinished), "")
 
 
 def test_a_result_that_was_edited_is_noticed_by_what_rests_on_it(unfinished, file, environment):

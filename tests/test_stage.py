@@ -7,8 +7,9 @@ import torch
 
 import perfladder as pl
 from perfladder.errors import InputError
-from perfladder.instrument import Observer, any_mark, instrument, known_marks, mark_site, resolve_site
+from perfladder.instrument import Observer, any_mark, instrument, known_marks, mark_site
 from perfladder.marks import stage
+from perfladder.sites import resolve_site
 
 
 class Log(Observer):

@@ -1,4 +1,6 @@
-from perfladder.text import near_names, plural
+import pytest
+
+from perfladder.text import clause, near_names, plural
 
 
 def test_a_near_name_is_suggested_whatever_its_case():
@@ -19,3 +21,8 @@ def test_no_names_at_all():
 
 def test_plural():
     assert (plural(1, "run"), plural(2, "run")) == ("1 run", "2 runs")
+
+
+@pytest.mark.parametrize("sentence", ["It failed", "It failed.", "It failed.\n", ValueError("It failed.")])
+def test_a_message_in_another_sentence_leaves_the_full_stop_to_that(sentence):
+    assert f"Not done: {clause(sentence)}. Try again." == "Not done: It failed. Try again."

@@ -18,8 +18,10 @@ from perfladder.capturing.store import CapturedCall, Manifest, read_manifest, re
 from perfladder.capturing.synthetic import random_blocks
 from perfladder.capturing.types import capture_types
 from perfladder.errors import CaptureError
-from perfladder.instrument import Site, resolve_site
-from perfladder.target import LoadedTarget, user_code
+from perfladder.instrument import Site
+from perfladder.sites import resolve_site
+from perfladder.target import LoadedTarget
+from perfladder.user_code import user_code
 
 if TYPE_CHECKING:
     from perfladder.capturing.evict import Evictor

@@ -18,6 +18,7 @@ from perfladder.rungs.base import R, RungResult
 from perfladder.rungs.kernels import KernelsResult
 from perfladder.rungs.regions import RegionsResult
 from perfladder.target import LoadedInfo
+from perfladder.text import clause
 from perfladder.timing.launches import merge_launches
 from perfladder.timing.results import StagesResult
 from perfladder.workload import Fingerprints, Workload, parse_workload
@@ -116,7 +117,7 @@ def _read(path: Path) -> MeasuredSide:
         failed = results.get("stages")
         why = failed.reason if failed is not None and failed.reason else run.record.error or "it did not come so far"
         raise InputError(
-            f"{path} has no stage timing, so there is nothing to compare: {why.rstrip('.')}. Run the workload again."
+            f"{path} has no stage timing, so there is nothing to compare: {clause(why)}. Run the workload again."
         )
     regions, kernels = _done(results, RegionsResult), _done(results, KernelsResult)
     text = (run.path / "workload.yaml").read_text(encoding="utf-8")

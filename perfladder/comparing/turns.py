@@ -17,7 +17,7 @@ from perfladder.errors import InputError
 from perfladder.instrument import Site
 from perfladder.models import Model, ResultWarning
 from perfladder.rungs.stages import judged, observe_output
-from perfladder.target import LIBRARY_FOLDERS, LoadedTarget
+from perfladder.target import LoadedTarget
 from perfladder.timing.choose import candidate_sites, choose_sites
 from perfladder.timing.compilation import compilations_of, compile_warnings
 from perfladder.timing.machine import end_warnings, require_idle, snapshot_warnings
@@ -26,6 +26,7 @@ from perfladder.timing.results import StagesResult
 from perfladder.timing.runs import Runs, bare_run, timed_runs
 from perfladder.timing.scenario import scenario_timing
 from perfladder.timing.timer import Clock
+from perfladder.user_code import LIBRARY_FOLDERS
 
 if TYPE_CHECKING:
     from perfladder._torch_private import CompileCounters

@@ -5,8 +5,10 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 
+from perfladder.rungs.kernels import Share
 from perfladder.stats import Interval
 from perfladder.target import LoadedInfo
+from perfladder.trace.launches import FamilyRow
 from perfladder.workload import Workload
 
 
@@ -46,3 +48,13 @@ def interval_text(interval: Interval, *, percent: bool = True) -> str:
     if percent:
         return f"95 % interval {interval.low:.1%} to {interval.high:.1%}, runs of one process"
     return f"95 % interval {interval.low:.2f} to {interval.high:.2f}"
+
+
+def spread_text(row: Share | FamilyRow, whole_us: float) -> str:
+    """The lowest and the highest share by a row's own time in each profiled replay; empty where that is not known.
+
+    What else there is counts with its typical time, so that a stall there does not move this row's share.
+    """
+    rest_us = whole_us - row.total_us
+    shares = [us / (us + rest_us) for us in row.repeat_us if us + rest_us > 0]
+    return f"{min(shares):.0%} to {max(shares):.0%} by its times in {len(shares)} profiled replays" if shares else ""

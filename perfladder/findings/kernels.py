@@ -2,34 +2,48 @@
 
 from __future__ import annotations
 
-from perfladder.findings.background import Background, where
+from perfladder.findings.background import Background, spread_text, where
 from perfladder.findings.finding import Evidence, Finding
 from perfladder.findings.host_bound import Pace, pace_findings
 from perfladder.findings.movement import transfer_findings
 from perfladder.findings.nsight import kernel_question
 from perfladder.findings.possible_win import possible_win
 from perfladder.rungs.kernels import KernelsResult
-from perfladder.trace.dynamo import RUNTIME_NAME
+from perfladder.trace.launches import FamilyRow
+from perfladder.trace.repeats import leads
 
 
 def kernels_findings(result: KernelsResult, background: Background) -> list[Finding]:
     """Which operators hold the time, what they could win, and who sets the stage's pace."""
     if not result.by_operator:
         return []
+    return [
+        *_dominant(result),
+        *_device_bound(result),
+        *possible_win(result),
+        *kernel_question(result, background),
+        *_pace_of_call(result, background),
+    ]
+
+
+def _dominant(result: KernelsResult) -> list[Finding]:
+    """Which operators hold the time, if the first is the same in most of the replays."""
     what = "kernel time" if result.kind == "kernels" else "operator time"
-    # The runtime of torch.compile is no operator that one could replace.
-    operators = [share for share in result.by_operator if share.name != RUNTIME_NAME] or result.by_operator
-    top, leaders = operators[0], operators[:3]
+    top, leaders = result.replaceable[0], result.replaceable[:3]
+    if not leads(top, result.replaceable):
+        return []
     others = "".join(f", {share.name} {share.share:.0%}" for share in leaders[1:])
-    block = result.by_block[0]
-    found = [
+    block = result.by_block[0] if leads(result.by_block[0], result.by_block) else None
+    spread = spread_text(top, result.total_us)
+    replays = f"{top.name}: {spread} of one call" if spread else f"{result.repeats} profiled replays of one call"
+    return [
         Finding(
             kind="dominant_kernels",
             rung="kernels",
             stage=result.stage,
             claim=(
-                f"In {result.stage}, {top.name} holds {top.share:.0%} of the {what}{others}; "
-                f"the heaviest block is {block.name} with {block.share:.0%}."
+                f"In {result.stage}, {top.name} holds {top.share:.0%} of the {what}{others}"
+                f"{f'; the heaviest block is {block.name} with {block.share:.0%}' if block else ''}."
             ),
             evidence=[
                 Evidence(
@@ -40,62 +54,60 @@ def kernels_findings(result: KernelsResult, background: Background) -> list[Find
                 )
                 for share in leaders
             ],
-            uncertainty=f"{result.repeats} profiled replays of one call; shares, no latencies",
+            uncertainty=f"{replays}; shares, no latencies",
             refuted_by="another order in an unprofiled comparison with one of these replaced",
             next_experiment=(
                 "The host sets the pace here, so that faster kernels win little: launch fewer of them first."
                 if result.bound is not None and result.bound.verdict == "host"
-                else f"Replace or fuse {top.name} in {block.name}, check the output on the replay, time the workload."
+                else f"Replace or fuse {top.name}{f' in {block.name}' if block else ''}, check the output on the "
+                "replay, time the workload."
             ),
         )
-    ]
-    return [
-        *found,
-        *_device_bound(result),
-        *possible_win(result),
-        *kernel_question(result, background),
-        *_pace_of_call(result, background),
     ]
 
 
 def _device_bound(result: KernelsResult) -> list[Finding]:
-    """The device sets the pace: which family of kernels its time is in."""
+    """The device sets the pace; and which family of kernels its time is in, if that is the same in most replays."""
     if result.bound is None or result.bound.verdict != "device" or not result.families:
         return []
-    first = result.families[0]
+    first = result.families[0] if leads(result.families[0], result.families) else None
     busy = result.bound.plain_busy_frac
+    pace = Evidence(
+        metric="plain_busy_frac" if busy is not None else "profiled_busy_frac",
+        value=busy if busy is not None else result.bound.profiled_busy_frac or 0.0,
+        unit="of a call",
+        source=where("kernels", "bound"),
+    )
+    spread = spread_text(first, result.total_us) if first else ""
     return [
         Finding(
             kind="device_bound",
             rung="kernels",
             stage=result.stage,
-            claim=(
-                f"The device sets the pace of {result.stage}, and {first.share:.0%} of its kernel time is "
-                f"{first.family} ({first.count} kernels a call)."
+            claim=f"The device sets the pace of {result.stage}" + (_family_claim(first) if first else "."),
+            evidence=[*([_family_evidence(first)] if first else []), pace],
+            uncertainty=(
+                f"{f'{first.family}: {spread}; ' if first and spread else ''}"
+                f"{'' if first else 'which family holds most time changes from replay to replay; '}"
+                "says which kernels hold the time, and not what limits them: rungs 4 (roofline) and 5 do"
             ),
-            evidence=[
-                Evidence(
-                    metric=f"{first.family} share",
-                    value=first.share,
-                    unit="of kernel time",
-                    source=where("kernels", "families"),
-                ),
-                Evidence(
-                    metric="plain_busy_frac" if busy is not None else "profiled_busy_frac",
-                    value=busy if busy is not None else result.bound.profiled_busy_frac or 0.0,
-                    unit="of a call",
-                    source=where("kernels", "bound"),
-                ),
-            ],
-            uncertainty="says which kernels hold the time, and not what limits them: rungs 4 (roofline) and 5 do",
             refuted_by="a plain call in which the device waits",
             next_experiment=(
-                f"Read the roofline rows of {first.family}; try another precision, layout or implementation of it on "
-                "the "
-                "replay, and check its output."
+                f"Read the roofline rows of {first.family if first else 'the largest families'}; try another "
+                "precision, layout or implementation of it on the replay, and check its output."
             ),
         )
     ]
+
+
+def _family_claim(row: FamilyRow) -> str:
+    return f", and {row.share:.0%} of its kernel time is {row.family} ({row.count} kernels a call)."
+
+
+def _family_evidence(row: FamilyRow) -> Evidence:
+    return Evidence(
+        metric=f"{row.family} share", value=row.share, unit="of kernel time", source=where("kernels", "families")
+    )
 
 
 def _pace_of_call(result: KernelsResult, background: Background) -> list[Finding]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from perfladder.findings.background import Background
+from perfladder.findings.background import Background, spread_text
 from perfladder.findings.finding import Evidence, Finding
 from perfladder.nsight.diagnosis import Diagnosis, Verdict
 from perfladder.nsight.names import function_name
 from perfladder.nsight.question import achieved_frac, open_question
 from perfladder.rungs.kernels import KernelsResult
 from perfladder.rungs.ncu import NcuResult, ProfiledLaunch
+from perfladder.text import clause
 
 _MAX_EVIDENCE: Final = 8
 
@@ -45,6 +46,7 @@ def kernel_question(result: KernelsResult, background: Background) -> list[Findi
     if share is None:
         return []
     achieved = achieved_frac(result, share.name)
+    spread = spread_text(share, result.total_us)
     reach = "how near it is to its roof is unknown" if achieved is None else f"it reaches {achieved:.0%} of its roof"
     evidence = [Evidence(metric="share", value=share.share, unit="of kernel time", source="kernels.json: by_kernel")]
     if achieved is not None:
@@ -62,7 +64,10 @@ def kernel_question(result: KernelsResult, background: Background) -> list[Findi
                 "is not known."
             ),
             evidence=evidence,
-            uncertainty="a share of profiled replays; the roof is by counted work, without caches",
+            uncertainty=(
+                f"a share of profiled replays{f' ({spread})' if spread else ''}; the roof is by counted work, without "
+                "caches"
+            ),
             refuted_by="another kernel with a larger share",
             next_experiment="If it is yours to change, look at it with Nsight Compute.",
             next_command=background.command("run", "--until", "ncu"),
@@ -108,4 +113,4 @@ def _uncertainty(result: NcuResult, own: list[ProfiledLaunch]) -> str:
     clocks = "clocks as they were" if result.chosen.clock_control == "none" else "the base clock"
     text = f"{len(own)} of the kernel's launches, each repeated by ncu with {caches} and {clocks}"
     reasons = own[0].diagnosis.undecided_because if result.verdict == "undecided" else []
-    return "; ".join([text, *(reason.rstrip(".") for reason in reasons)])
+    return "; ".join([text, *map(clause, reasons)])

@@ -135,15 +135,20 @@ POLICY: Final = (
         ("kernels",),
         "The host does not set the pace, and the heaviest kernel holds 10 % of the kernel time or more, and its "
         "operator "
-        "is below 80 % of its roof, or its work is unknown.",
+        "is below 80 % of its roof, or its work is unknown. In most of the profiled replays it is the heaviest.",
     ),
     PolicyRow(
         "largest_possible_win",
         ("kernels",),
-        "The device sets the pace or shares it, and the first group of the ranking could win 2 % of a call or more.",
+        "The device sets the pace or shares it, and the first group of the ranking could win 2 % of a call or more. In "
+        "most of the profiled replays it is the first.",
     ),
     PolicyRow("device_bound", ("kernels",), "The device works for 90 % of a plain call or more."),
-    PolicyRow("dominant_kernels", ("kernels",), "Always: the operators with the largest shares."),
+    PolicyRow(
+        "dominant_kernels",
+        ("kernels",),
+        "Always, if the operator with the largest share is the same in most of the profiled replays.",
+    ),
     PolicyRow("no_dominant_stage", ("stages",), "Neither `outside_dominates` nor `dominant_stage`."),
     PolicyRow(
         "dominant_stage", ("stages",), "The lower end of the interval of the largest stage's share is above 20 %."

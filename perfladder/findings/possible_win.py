@@ -2,24 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from perfladder.findings.finding import Evidence, Finding
 from perfladder.rungs.kernels import KernelsResult
 from perfladder.trace.ranking import RankedGroup
+from perfladder.trace.repeats import leads
 
+_US_PER_MS = 1e3
 _WORTH_A_TRY = 0.02
 _SOURCE = "kernels.json: operator_ranking"
+
+
+@dataclass(frozen=True)
+class _RepeatedWin:
+    """What an operator could win in each repeat."""
+
+    repeat_us: Sequence[float]
+
+    @staticmethod
+    def of(group: RankedGroup) -> _RepeatedWin:
+        """By its time there: the same part of it is waited for, and its work at the roof takes as long in each."""
+        waited_frac = group.critical_us / group.total_us if group.total_us else 0.0
+        return _RepeatedWin([group.possible_win_us + (us - group.total_us) * waited_frac for us in group.repeat_us])
 
 
 def possible_win(result: KernelsResult) -> list[Finding]:
     """What the first operator of the ranking whose work is known could win.
 
     Without its work the whole of its time would be the bound, which says nothing. Where the host sets the pace, kernels
-    win nothing.
+    win nothing. Where another operator could win most in every second profiled replay, none is first.
     """
-    first = next((group for group in result.operator_ranking if group.achieved_frac is not None), None)
+    known = [group for group in result.operator_ranking if group.achieved_frac is not None]
+    first = known[0] if known else None
     if first is None or result.bound is None or result.bound.verdict == "host":
         return []
     if first.possible_win_frac is None or first.possible_win_frac < _WORTH_A_TRY:
+        return []
+    wins = [_RepeatedWin.of(group) for group in known]
+    if not leads(wins[0], wins):
         return []
     place = _heaviest_place(result, first.operator)
     of_run = f", {first.run_win_frac:.0%} of the run" if first.run_win_frac is not None else ""
@@ -34,7 +56,10 @@ def possible_win(result: KernelsResult) -> list[Finding]:
                 f"{f', first of all in {place}' if place else ''}. {_how_near(result, first)}"
             ),
             evidence=_evidence(first),
-            uncertainty="an upper bound by counted work and peaks; inputs and outputs count once, caches are left out",
+            uncertainty=(
+                "an upper bound by counted work and peaks; inputs and outputs count once, caches are left out"
+                f"{_spread(result, wins[0])}"
+            ),
             refuted_by="a faster implementation of it that leaves the call as long as it was",
             next_experiment=(
                 f"Try another implementation of {first.operator} (backend, layout, precision, fusion) on the replay, "
@@ -42,6 +67,15 @@ def possible_win(result: KernelsResult) -> list[Finding]:
             ),
         )
     ]
+
+
+def _spread(result: KernelsResult, win: _RepeatedWin) -> str:
+    """The same win by the time of each profiled replay, as parts of a plain call."""
+    call_us = (result.unprofiled_ms or 0.0) * _US_PER_MS
+    wins = [min(max(us, 0.0) / call_us, 1.0) for us in win.repeat_us] if call_us else []
+    return (
+        f"; {min(wins):.0%} to {max(wins):.0%} of a call by its times in {len(wins)} profiled replays" if wins else ""
+    )
 
 
 def _heaviest_place(result: KernelsResult, operator: str) -> str | None:

@@ -7,6 +7,7 @@ from perfladder.findings.finding import Evidence, Finding
 from perfladder.findings.load import load_findings
 from perfladder.findings.setup import setup_findings
 from perfladder.rungs.stages import StagesResult
+from perfladder.text import clause
 from perfladder.workload import Workload
 
 _DOMINANT_SHARE = 0.5
@@ -133,7 +134,7 @@ def _memory_growth(result: StagesResult) -> list[Finding]:
                             source=where("stages", f"{whose}_memory_growth"),
                         )
                     ],
-                    uncertainty=growth.reason.rstrip("."),
+                    uncertainty=clause(growth.reason),
                     refuted_by="more runs after which it stays level: a cache that fills is no leak",
                     next_experiment="Raise measured_runs; if it goes on, look for what is kept between runs.",
                 )

@@ -22,10 +22,10 @@ from perfladder.models import Model, ResultWarning
 from perfladder.profiling.api import late_bound
 from perfladder.profiling.warnings import ProfileWarningCode, trace_warnings, warn
 from perfladder.profiling.window import check_no_profiler
-from perfladder.target import consume
 from perfladder.trace.attribution import attribute
 from perfladder.trace.kernels import list_kernels
 from perfladder.trace.model import Trace
+from perfladder.user_code import consume
 
 if TYPE_CHECKING:
     from pandas import DataFrame

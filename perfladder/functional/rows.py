@@ -31,6 +31,7 @@ def split_by_function(rows: Iterable[KernelSummary], marked: Iterable[KernelSumm
                 "total_us": row.total_us * time_frac,
                 "share": row.share * time_frac,
                 "possible_win_us": None if row.possible_win_us is None else row.possible_win_us * time_frac,
+                "repeat_us": [value * time_frac for value in row.repeat_us],
             }
             found.append(row.model_copy(update=changes))
     return sorted(found, key=lambda row: -row.total_us)

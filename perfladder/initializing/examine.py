@@ -11,8 +11,10 @@ from pydantic import Field, JsonValue
 
 from perfladder.errors import PerfladderError
 from perfladder.initializing.guess import ParameterInfo, find_call, guesses, parameters_of
-from perfladder.instrument import Observer, Site, attribute_at, instrument, stage_sites
+from perfladder.instrument import Observer, Site, instrument
 from perfladder.models import Model
+from perfladder.object_parts import attribute_at
+from perfladder.sites import stage_sites
 from perfladder.target import LoadedInfo, LoadedTarget
 
 

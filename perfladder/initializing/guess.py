@@ -9,8 +9,9 @@ from typing import Any, get_args
 
 from pydantic import JsonValue
 
-from perfladder.instrument import generates, named_modules_of
 from perfladder.models import Model
+from perfladder.object_parts import named_modules_of
+from perfladder.sites import generates
 
 _TEXT = "a lighthouse at dusk"
 _TEXT_NAMES = {"prompt", "text", "texts", "caption", "query", "question", "sentence", "sentences", "instruction"}

@@ -10,6 +10,7 @@ from pydantic import Field, field_validator
 
 from perfladder.kernels.attention import ATTENTION, AttentionCall
 from perfladder.kernels.base import KernelProvider, KernelProviderConfig
+from perfladder.text import clause
 
 if TYPE_CHECKING:
     import torch
@@ -50,7 +51,7 @@ class DiffusersAttentionKernelProvider(KernelProvider):
         try:  # diffusers has no public way to ask for it without setting it
             attention_dispatch._check_attention_backend_requirements(attention_dispatch.AttentionBackendName(backend))
         except (AttributeError, RuntimeError) as error:
-            return str(error).rstrip(".")
+            return clause(error)
         return None
 
     def why_not_for(self, *args: Any, **kwargs: Any) -> str | None:

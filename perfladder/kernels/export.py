@@ -20,8 +20,9 @@ from perfladder.kernels.reference import CallSample, reference_of
 from perfladder.kernels.runtime import Activation
 from perfladder.kernels.signatures import CallSignature
 from perfladder.models import SCHEMA_VERSION, Model
-from perfladder.target import LoadedTarget, consume
+from perfladder.target import LoadedTarget
 from perfladder.tuning.correctness import TOLERANCES
+from perfladder.user_code import consume
 
 if TYPE_CHECKING:
     from torch import nn

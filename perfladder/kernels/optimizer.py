@@ -22,12 +22,12 @@ from perfladder.kernels.registry import default_providers
 from perfladder.kernels.runtime import Activation, LiveSwap
 from perfladder.kernels.trial import TrialSettings, forms_of
 from perfladder.kernels.whole import prove
-from perfladder.target import consume
 from perfladder.timing.timer import Clock
 from perfladder.tuning.cache import device_name, versions
 from perfladder.tuning.correctness import TOLERANCES
 from perfladder.tuning.measure import MeasuringStop, Meter, NumStepsMeasuringStopStrategy, check_strategy
 from perfladder.tuning.state import ModuleState
+from perfladder.user_code import consume
 
 if TYPE_CHECKING:
     from perfladder.workload import Workload, WorkloadFile

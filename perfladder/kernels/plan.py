@@ -14,7 +14,7 @@ from perfladder.kernels.base import KernelProvider
 from perfladder.kernels.records import ProviderRecord, StagePlanReplay, SwapModel
 from perfladder.kernels.runtime import Activation, KernelMode, LiveSwap, under_mode
 from perfladder.models import SCHEMA_VERSION, Model, input_error
-from perfladder.text import plural
+from perfladder.text import clause, plural
 from perfladder.tuning.records import CorrectnessRecord, Measurement
 
 _SHOWN: Final = 100
@@ -139,7 +139,8 @@ def _prepared(provider: KernelProvider, swap: SwapModel) -> KernelProvider:
             why = f"{type(error).__name__}: {error}"
     if why is not None:
         raise NotPossibleHereError(
-            f"The kernel plan has {provider!r} for {swap.function}, which is not possible here: {why}. Make a new plan."
+            f"The kernel plan has {provider!r} for {swap.function}, which is not possible here: {clause(why)}. Make a "
+            "new plan."
         )
     return provider
 

@@ -16,13 +16,16 @@ PENALTY: Final = 4.0
 LEAST_LENGTH: Final = 3
 """Nights between two steps, so that no wild night is a level of its own."""
 
+MIN_NIGHTS: Final = 3
+"""With fewer nights it is not known how much they differ."""
+
 _CLIP: Final = 3.0
 _WIDTH: Final = 5
 
 
 def series_scale(levels: np.ndarray) -> float:
     """Standard deviation of a night's level, from the differences of neighbours, which few steps can change."""
-    if len(levels) < 3:
+    if len(levels) < MIN_NIGHTS:
         return LEAST_SCALE
     return max(LEAST_SCALE, robust_scale(np.diff(levels)[-400:]) / math.sqrt(2))
 

@@ -81,7 +81,7 @@ def _overview(trends: Sequence[Trend]) -> Section:
                 Cell(text=trend.metric),
                 _amount(last.value, trend.unit),
                 Cell(text=last.verdict or "not judged"),
-                Cell(value=round(100 * trend.noise, 2)) if len(trend.points) > 2 else Cell(text="not known"),
+                Cell(text="not known") if trend.noise is None else Cell(value=round(100 * trend.noise, 2)),
                 Cell(text="none" if change is None else f"{percent(change.ratio)} on {change.started_at[:10]}"),
             ]
         )

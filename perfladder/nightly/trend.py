@@ -15,7 +15,7 @@ from perfladder.comparing.differences import list_differences
 from perfladder.comparing.model import Difference
 from perfladder.errors import InputError
 from perfladder.models import SCHEMA_VERSION, Model
-from perfladder.nightly.changes import find_changes, series_scale
+from perfladder.nightly.changes import MIN_NIGHTS, find_changes, series_scale
 from perfladder.nightly.history import differences_of, history_before
 from perfladder.nightly.levels import LEAST_SCALE
 from perfladder.nightly.model import Night, Rules, VerdictKind
@@ -82,7 +82,10 @@ class Trend(Model):
     points: list[TrendPoint] = Field(description="By time.")
     changes: list[TrendChange] = Field(description="Among comparable nights, by time.")
     levels: list[TrendLevel] = Field(description="Between the changes.")
-    noise: float = Field(description="Relative; standard deviation of a night's level around it.")
+    noise: float | None = Field(
+        description="Relative; standard deviation of a night's level around it; null where fewer than three nights can "
+        "be compared."
+    )
 
 
 class Trends(Model):
@@ -130,7 +133,7 @@ def trend_data(nights: Sequence[Night], rules: Rules | None = None) -> Trend:
             for start, end in pairwise(starts)
             if end > start
         ],
-        noise=math.expm1(series_scale(levels)),
+        noise=None if len(levels) < MIN_NIGHTS else math.expm1(series_scale(levels)),
     )
 
 

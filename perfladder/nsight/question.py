@@ -11,6 +11,7 @@ from perfladder.errors import InputError, TraceError
 from perfladder.nsight.names import function_name
 from perfladder.rungs.kernels import KernelsResult, Share
 from perfladder.trace.kernels import KernelTable
+from perfladder.trace.repeats import leads
 from perfladder.trace.runtime_calls import is_communication
 
 _WORTH_A_LOOK: Final = 0.1
@@ -39,12 +40,14 @@ def open_question(result: KernelsResult) -> Share | None:
     """The kernel whose slowness rung 4 cannot explain, or None where there is no such question.
 
     It must be one: a kernel with at least a tenth of the kernel time, while the device sets the pace, whose operator is
-    not near its roof. It is reproducible, since rung 4 has seen it in each replay of a call that gives the same output.
+    not near its roof, and which is the heaviest in most of the profiled replays. It is reproducible, since rung 4 has
+    seen it in each replay of a call that gives the same output.
     """
     if result.kind != "kernels" or (result.bound is not None and result.bound.verdict == "host"):
         return None
-    top = heaviest_kernel(result)
-    if top is None or top.share < _WORTH_A_LOOK:
+    candidates = _candidates(result)
+    top = candidates[0] if candidates else None
+    if top is None or top.share < _WORTH_A_LOOK or not leads(top, candidates):
         return None
     achieved = achieved_frac(result, top.name)
     return None if achieved is not None and achieved >= _NEAR_THE_ROOF else top
@@ -52,8 +55,12 @@ def open_question(result: KernelsResult) -> Share | None:
 
 def heaviest_kernel(result: KernelsResult) -> Share | None:
     """The kernel with the largest share that ncu can profile: no copy, and none that waits for other devices."""
+    return next(iter(_candidates(result)), None)
+
+
+def _candidates(result: KernelsResult) -> list[Share]:
     kernels = {row.kernel for row in result.kernels if row.category == "kernel" and not waits_for_others(row.kernel)}
-    return next((share for share in result.by_kernel if share.name in kernels), None)
+    return [share for share in result.by_kernel if share.name in kernels]
 
 
 def waits_for_others(kernel: str) -> bool:

@@ -23,8 +23,8 @@ from perfladder.profiling.prebound import prebound_warnings
 from perfladder.profiling.view import render
 from perfladder.profiling.warnings import ProfileWarningCode, warn
 from perfladder.profiling.window import Call, check_no_profiler, profile_runs
-from perfladder.target import consume
 from perfladder.trace import record
+from perfladder.user_code import consume
 
 _NS_PER_US = 1e3
 

@@ -119,5 +119,6 @@ def _scaled(row: KernelSummary, total_us: float, count: int) -> KernelSummary:
         "mean_us": total_us / count,
         "share": row.share * time_frac,
         "possible_win_us": None if row.possible_win_us is None else row.possible_win_us * time_frac,
+        "repeat_us": [value * time_frac for value in row.repeat_us],
     }
     return row.model_copy(update=changes)

@@ -18,6 +18,7 @@ from perfladder.trace.kernels import KernelSummary, KernelTable, summarize_kerne
 from perfladder.trace.launches import FamilyRow, summarize_families
 from perfladder.trace.model import BoolArray
 from perfladder.trace.ranking import RankedGroup, rank_groups
+from perfladder.trace.repeats import take_majority
 from perfladder.trace.residual import NO_OPERATOR, HostParts, IdleSplit, SyncSite
 from perfladder.trace.roofline import RooflineRow, build_roofline
 from perfladder.trace.work import OperatorCall, match_work
@@ -42,14 +43,6 @@ def list_synchronizations(parts: HostParts, chosen: BoolArray) -> list[SyncSite]
     """Return where the host waited for the device, of the chosen spans, the longest first."""
     group = np.zeros(len(chosen), np.int64)
     return list(parts.split(chosen, group, 1)[0].synchronizations)
-
-
-def add_idle(splits: Sequence[IdleSplit | None]) -> IdleSplit | None:
-    """Return busy and idle time of several runs together; None if there is no device work."""
-    known = [split for split in splits if split is not None]
-    if not known:
-        return None
-    return IdleSplit(**{name: sum(getattr(split, name) for split in known) for name in IdleSplit.model_fields})
 
 
 @dataclass(frozen=True)
@@ -98,7 +91,7 @@ def collect_evidence(
     Args:
         table: Kernels of the runs.
         attribution: Of the same trace.
-        idle: Busy and idle time of the devices, the runs together.
+        idle: Busy and idle time of the devices in the median one of the runs.
         repeats: How many runs.
         calls: Operator calls of one run, counted in a pass of their own.
         peaks: Of the device.
@@ -108,7 +101,7 @@ def collect_evidence(
     """
     parts = HostParts(table.trace, attribution)
     plain_busy_frac = min(busy_ms / unprofiled_ms, 1.0) if busy_ms is not None and unprofiled_ms else None
-    critical = find_critical(table, parts)
+    critical = take_majority(table, find_critical(table, parts))
     bound = judge_boundness(table, critical, idle, plain_busy_frac)
     if bound.verdict == "device":  # the host lags only because it is profiled
         critical = np.ones(table.num_kernels, bool)

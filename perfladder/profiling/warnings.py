@@ -74,6 +74,10 @@ class ProfileWarningCode(ExplainedCode):
         "Kernels ran from CUDA graphs, and a pass without graphs could not be made or does not launch the same ones, "
         "so they have a module and no operator.",
     )
+    REPLAYS_DISAGREE = (
+        "REPLAYS_DISAGREE",
+        "The operator that takes longest is another one from profiled replay to profiled replay, so none is named.",
+    )
     SAMPLES_LEFT_OUT = (
         "SAMPLES_LEFT_OUT",
         "Inputs of some calls were not kept: they would have passed the budget, or could not be copied.",

@@ -19,11 +19,12 @@ from perfladder.capturing.store import MANIFEST, TENSORS, CapturedCall, Manifest
 from perfladder.capturing.types import capture_types
 from perfladder.environment import take_snapshot
 from perfladder.errors import InputError, NotPossibleHereError, RungError
-from perfladder.instrument import Site, instrument, resolve_site
+from perfladder.instrument import Site, instrument
 from perfladder.models import Model, ResultWarning
 from perfladder.rungs.base import RungContext, RungResult
 from perfladder.rungs.cost import CostEstimate
 from perfladder.rungs.stages import StagesResult
+from perfladder.sites import resolve_site
 from perfladder.target import LoadedTarget
 from perfladder.timing.timer import StageTimer
 

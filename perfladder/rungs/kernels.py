@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
 from pydantic import Field
 
 from perfladder.capturing.store import CapturedCall
@@ -17,7 +18,7 @@ from perfladder.instrument import instrument
 from perfladder.models import Model, ResultWarning
 from perfladder.peaks import Peaks, find_peaks
 from perfladder.profiling.graph_rows import GraphRow, split_by_replay, summarize_replays
-from perfladder.profiling.kernel_evidence import add_idle, collect_evidence
+from perfladder.profiling.kernel_evidence import collect_evidence
 from perfladder.profiling.warnings import ProfileWarningCode, instrumentation_warnings, trace_warnings, warn
 from perfladder.rungs.base import RungContext, RungResult
 from perfladder.rungs.capture import CaptureResult
@@ -29,12 +30,14 @@ from perfladder.target import LoadedTarget
 from perfladder.trace.attribution import attribute
 from perfladder.trace.copies import CopySite
 from perfladder.trace.critical import Boundness
+from perfladder.trace.dynamo import RUNTIME_NAME
 from perfladder.trace.graphs import GraphReplay
 from perfladder.trace.kernels import KernelSummary, KernelTable, list_kernels, summarize_kernels
 from perfladder.trace.labels import RUN_KIND, WARMUP_KIND
 from perfladder.trace.launches import FamilyRow
 from perfladder.trace.ranking import MODEL, RankedGroup
 from perfladder.trace.regions import middle_run, report_regions
+from perfladder.trace.repeats import add_repeats, leads, take_typical
 from perfladder.trace.residual import HostSplit, IdleSplit, SyncSite
 from perfladder.trace.roofline import RooflineRow
 from perfladder.trace.timeline import Timeline, report_timeline
@@ -79,10 +82,14 @@ class Share(Model):
     total_us: float
     share: float
     count: int
+    repeat_us: list[float] = Field(default=[], description="Its time in each profiled replay, as measured.")
 
 
 class KernelsResult(RungResult):
-    """Kernels of the replayed stage, or its operators by self time on a CPU; times are per replayed call."""
+    """Kernels of the replayed stage, or its operators by self time on a CPU; times are per replayed call.
+
+    A row has the median over the profiled replays where there are at least 3 of them, and sums are of rows.
+    """
 
     rung: str = "kernels"
     stage: str | None = None
@@ -90,6 +97,9 @@ class KernelsResult(RungResult):
     call_index: int | None = None
     repeats: int = 0
     total_us: float = 0.0
+    repeat_us: list[float] = Field(
+        default=[], description="All time of each profiled replay, as measured; empty where fewer than 3 were made."
+    )
     attributed_share: float | None = Field(
         default=None, description="The part of the time assigned to both an operator and a module."
     )
@@ -128,6 +138,11 @@ class KernelsResult(RungResult):
     operator_ranking: list[RankedGroup] = Field(default=[], description="The same by operator, over all regions.")
     win_model: str = MODEL
     timeline: Timeline | None = None
+
+    @property
+    def replaceable(self) -> list[Share]:
+        """The operators that one could replace, so without the runtime of `torch.compile`, if there are any."""
+        return [share for share in self.by_operator if share.name != RUNTIME_NAME] or self.by_operator
 
 
 def estimate(context: RungContext) -> CostEstimate:
@@ -190,7 +205,7 @@ def measure(loaded: LoadedTarget, request: KernelsRequest) -> KernelsResult:
         counted, uncounted = _count_work(replay, call, sites)
         trace = window.read()
         attribution = attribute(trace)
-        table = list_kernels(trace, attribution, only_runs=True)
+        table = take_typical(list_kernels(trace, attribution, only_runs=True), request.repeats)
         replays, graph_warnings = _pair_replays(replay, call, request, sites, table, deadline)
     report, timeline = report_regions(trace, attribution), report_timeline(trace, attribution)
     peaks = find_peaks(loaded.device, None if request.cache_folder is None else Path(request.cache_folder))
@@ -198,7 +213,7 @@ def measure(loaded: LoadedTarget, request: KernelsRequest) -> KernelsResult:
     evidence = collect_evidence(
         table,
         attribution,
-        add_idle([run.device for run in report.runs]),
+        middle.device,
         repeats=request.repeats,
         calls=counted,
         peaks=peaks,
@@ -208,15 +223,17 @@ def measure(loaded: LoadedTarget, request: KernelsRequest) -> KernelsResult:
     )
     rows = split_by_replay(evidence.kernels, replays, request.repeats)
     if marked:
-        rows = split_by_function(rows, summarize_kernels(list_kernels(marked, only_runs=True)))
+        seen = take_typical(list_kernels(marked, only_runs=True), request.repeats)
+        rows = split_by_function(rows, summarize_kernels(seen))
     modules = [_module(row) for row in rows]
     functions = name_functions(rows, modules, sites.opaque_names) if marked else []
-    return KernelsResult(
+    result = KernelsResult(
         stage=replay.manifest.stage,
         kind="operators" if table.is_host else "kernels",
         call_index=call.index,
         repeats=request.repeats,
         total_us=table.total_us / request.repeats,
+        repeat_us=table.repeat_us(np.zeros(table.num_kernels, np.int64), 1)[0],
         attributed_share=sum(row.share for row in rows if row.region is not None and row.operator is not None),
         attributed_share_by_function=share_by_function(rows, functions) if marked else None,
         unprofiled_ms=request.unprofiled_ms,
@@ -254,6 +271,21 @@ def measure(loaded: LoadedTarget, request: KernelsRequest) -> KernelsResult:
             *graph_warnings,
         ],
     )
+    return result.model_copy(update={"warnings": [*result.warnings, *_order_warnings(result)]})
+
+
+def _order_warnings(result: KernelsResult) -> list[ResultWarning]:
+    """Whether the operator with the largest share is another one from replay to replay."""
+    operators = result.replaceable
+    if not operators or leads(operators[0], operators):
+        return []
+    times = zip(*(share.repeat_us for share in operators), strict=True)
+    longest = [operators[values.index(max(values))].name for values in times]
+    message = (
+        f"The operator that takes longest is not the same in most of the {result.repeats} profiled replays "
+        f"({', '.join(longest)}), so no finding names one."
+    )
+    return [warn(ProfileWarningCode.REPLAYS_DISAGREE, message)]
 
 
 def _count_work(
@@ -328,7 +360,7 @@ def _pair_replays(
     """Find CUDA graph replays, and replay the call without graphs if there are any."""
     from torch import nn
 
-    from perfladder.instrument import named_modules_of
+    from perfladder.object_parts import named_modules_of
     from perfladder.profiling.graph_pass import GraphPass, pair_replays
 
     owner = replay.site.owner
@@ -361,13 +393,17 @@ def _block(path: str, stage: str) -> str:
 
 
 def _shares(rows: list[KernelSummary], names: list[str]) -> list[Share]:
-    totals: dict[str, Share] = {}
+    by_name: dict[str, list[KernelSummary]] = {}
     for row, name in zip(rows, names, strict=True):
-        known = totals.get(name, Share(name=name, total_us=0.0, share=0.0, count=0))
-        totals[name] = Share(
+        by_name.setdefault(name, []).append(row)
+    shares = [
+        Share(
             name=name,
-            total_us=known.total_us + row.total_us,
-            share=known.share + row.share,
-            count=known.count + row.count,
+            total_us=sum(row.total_us for row in found),
+            share=sum(row.share for row in found),
+            count=sum(row.count for row in found),
+            repeat_us=add_repeats(found),
         )
-    return sorted(totals.values(), key=lambda share: -share.total_us)
+        for name, found in by_name.items()
+    ]
+    return sorted(shares, key=lambda share: -share.total_us)

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from pydantic import Field
 
-from perfladder.instrument import resolve_sites
 from perfladder.models import Model, ResultWarning
 from perfladder.rungs.base import RungContext, RungResult
 from perfladder.rungs.cost import CostEstimate
 from perfladder.rungs.stages import StagesResult
+from perfladder.sites import resolve_sites
 from perfladder.target import LoadedTarget
 from perfladder.timing.ranks import merge_warnings
 from perfladder.trace.copies import CopySite, list_copies

@@ -17,7 +17,7 @@ from perfladder.rungs.cost import CostEstimate
 from perfladder.session import Caller
 from perfladder.stats import bootstrap_interval
 from perfladder.steady import WarmupEnd
-from perfladder.target import LoadedTarget, RunOutput
+from perfladder.target import LoadedTarget
 from perfladder.timing.choose import candidate_sites, choose_sites
 from perfladder.timing.compilation import compilations_of, compile_warnings
 from perfladder.timing.dominance import dominating_stage
@@ -45,6 +45,7 @@ from perfladder.timing.runs import Runs, bare_run, number_of_pairs, overhead_of,
 from perfladder.timing.scenario import cold_stages_ms, scenario_timing
 from perfladder.timing.steadiness import settle, steadiness_of, steadiness_warnings
 from perfladder.timing.timer import Call, Clock, RunTiming, StageTimer
+from perfladder.user_code import RunOutput
 from perfladder.workload import Metric, Workload
 
 __all__ = [

@@ -11,7 +11,8 @@ from typing import Any
 from perfladder.errors import InputError, WorkloadError
 from perfladder.scripts.as_main import own_traceback, run_as_main
 from perfladder.scripts.watch import KNOWN_CALLS, WATCH_NAME, Caught, Reached, Watch, modules_used
-from perfladder.target import Placed, user_code
+from perfladder.target import Placed
+from perfladder.user_code import user_code
 
 
 class ScriptFunction:

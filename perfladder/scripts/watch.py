@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perfladder.errors import InputError
-from perfladder.instrument import named_modules_of
+from perfladder.object_parts import named_modules_of
 from perfladder.text import near_names
 
 if TYPE_CHECKING:

@@ -6,8 +6,9 @@ import sys
 from collections import Counter
 
 from perfladder.errors import InputError
-from perfladder.instrument import Site, any_mark, instrument, resolve_site, stage_sites
+from perfladder.instrument import Site, any_mark, instrument
 from perfladder.models import ResultWarning
+from perfladder.sites import resolve_site, stage_sites
 from perfladder.target import LoadedTarget
 from perfladder.timing.runs import bare_run
 from perfladder.timing.timer import Clock, StageTimer

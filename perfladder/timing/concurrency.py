@@ -20,8 +20,9 @@ from pydantic import Field
 
 from perfladder.models import Model
 from perfladder.stats import Samples
-from perfladder.target import LoadedTarget, consume, user_code
+from perfladder.target import LoadedTarget
 from perfladder.timing.timer import NS_PER_MS, Clock
+from perfladder.user_code import consume, user_code
 
 if TYPE_CHECKING:
     import torch

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field, replace
 
 from perfladder.instrument import Instrumentation, Site, instrument
 from perfladder.stats import Interval, Samples, bootstrap_interval, compare_samples, typical_ratio
-from perfladder.target import LoadedTarget, RunOutput
+from perfladder.target import LoadedTarget
 from perfladder.timing.memory import allocated_bytes, resident_bytes
 from perfladder.timing.timer import Clock, RunTiming, StageTimer, timing_event
+from perfladder.user_code import RunOutput
 
 _PAIRS = 10
 _MIN_PAIRS = 3

@@ -58,7 +58,7 @@ def list_copies(table: KernelTable) -> list[CopySite]:
     code, size = number_combinations((trace.name_id[event], *names), len(chosen))
     example = np.zeros(size, np.int64)
     example[code] = chosen
-    total = sum_by(code, trace.duration_ns[event], size)
+    total = sum_by(code, table.duration_ns[chosen], size)
     sized = trace.num_bytes[event] >= 0
     num_bytes = sum_by(code[sized], trace.num_bytes[event[sized]], size)
     call_ns = Launches(table).call_ns[chosen]

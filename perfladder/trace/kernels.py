@@ -34,7 +34,8 @@ class KernelTable:
         labels: For each name of the trace, the region's label, as in `Attribution`.
         is_host: Whether these are operators of the host.
         event: Index into the trace.
-        duration_ns: Duration of the kernel, or self time of the operator: so the entries never overlap.
+        duration_ns: Duration of the kernel, or self time of the operator: so the entries never overlap. Where
+            `trace.repeats` has taken the typical ones of several repeats, these.
         operator: Position (in `trace.forest`) of the innermost operator, or -1.
         outer_operator: Position of the outermost operator inside the innermost region, or -1; what the runtime of
             `torch.compile` puts around operators is none.
@@ -45,6 +46,8 @@ class KernelTable:
         launch: Position of the launching call, or -1.
         launch_ns: Start of the launching call; -1 if unknown, and for operators.
         latency_ns: From there to the start on the device; -1 if unknown, and for operators.
+        measured_ns: Duration as it was measured, where `duration_ns` is the typical one.
+        num_repeats: Of how many repeats it is that, which `run` numbers; 0 if it is none.
     """
 
     trace: Trace
@@ -61,6 +64,8 @@ class KernelTable:
     launch: IntArray
     launch_ns: IntArray
     latency_ns: IntArray
+    measured_ns: IntArray | None = None
+    num_repeats: int = 0
 
     @property
     def num_kernels(self) -> int:
@@ -71,6 +76,15 @@ class KernelTable:
     def total_us(self) -> float:
         """Sum of the durations."""
         return int(self.duration_ns.sum()) * _US
+
+    def repeat_us(self, group: IntArray, size: int) -> list[list[float]]:
+        """Return what each group took in each repeat, as measured; empty lists where repeats are not told apart."""
+        if self.measured_ns is None:
+            return [[] for _ in range(size)]
+        place = group.astype(np.int64) * self.num_repeats + self.run
+        totals = sum_by(place, self.measured_ns, size * self.num_repeats) * _US
+        found: list[list[float]] = totals.reshape(size, self.num_repeats).tolist()
+        return found
 
     def _label(self, position: int) -> str | None:
         label = self.labels[self.trace.forest.name_id[position]] if position >= 0 else None
@@ -158,6 +172,7 @@ class KernelSummary(Row):
         is_from_graph: Whether a CUDA graph's replay launched it; `trace.graphs` and a pass without graphs then tell
             where it comes from.
         confidence: How surely, as `GraphReplay.confidence`; 0 if it is not found there, None without such a pass.
+        repeat_us: Sum of durations in each repeat; empty where repeats are not told apart.
     """
 
     kernel: str
@@ -176,6 +191,7 @@ class KernelSummary(Row):
     example_event: int
     is_from_graph: bool = False
     confidence: float | None = None
+    repeat_us: list[float] = []
 
 
 def list_kernels(trace: Trace, attribution: Attribution | None = None, *, only_runs: bool = False) -> KernelTable:
@@ -277,18 +293,13 @@ def summarize_kernels(
         limit: Rows to return at most.
         win_ns: What each entry could win, from `trace.ranking.rank_groups`.
     """
-    trace, forest = table.trace, table.trace.forest
     if not table.num_kernels:
         return []
-    positions = (table.operator, table.outer_operator, table.function, table.launch_site, table.region)
-    columns = (_at(forest.name_id, position) for position in positions)
-    code, size = number_combinations(
-        itertools.chain((trace.name_id[table.event], trace.category[table.event]), columns), table.num_kernels
-    )
+    code, size = number_rows(table)
     count, total = count_by(code, size), sum_by(code, table.duration_ns, size)
     longest = longest_by(code, table.duration_ns, size)
     wins = None if win_ns is None else sum_by(code, win_ns, size)
-    family = families_of(table)
+    family, repeat_us = families_of(table), table.repeat_us(code, size)
     whole = max(float(total.sum()), 1e-9)
     order = np.argsort(-total, kind="stable")[:limit].tolist()
     return [
@@ -303,9 +314,19 @@ def summarize_kernels(
             family=FAMILIES[family[longest[index]]],
             possible_win_us=None if wins is None else float(wins[index]) * _US,
             example_event=int(table.event[longest[index]]),
+            repeat_us=repeat_us[index],
         )
         for index in order
     ]
+
+
+def number_rows(table: KernelTable) -> tuple[IntArray, int]:
+    """Return each entry's row, by kernel, operator, function, launch site and region, and how many there are."""
+    trace, forest = table.trace, table.trace.forest
+    positions = (table.operator, table.outer_operator, table.function, table.launch_site, table.region)
+    columns = (_at(forest.name_id, position) for position in positions)
+    own = (trace.name_id[table.event], trace.category[table.event])
+    return number_combinations(itertools.chain(own, columns), table.num_kernels)
 
 
 def _absent(count: int) -> IntArray:

@@ -90,6 +90,7 @@ class FamilyRow(Row):
         launch_call_us: Time the host spent in the calls that launched them; one that launches many is shared out.
         mean_gap_us: Mean time their stream was empty before each of them.
         mean_launch_latency_us: Mean time from the start of the launching call to the start of the kernel.
+        repeat_us: Sum of durations in each repeat; empty where repeats are not told apart.
     """
 
     family: str
@@ -100,6 +101,7 @@ class FamilyRow(Row):
     launch_call_us: float | None
     mean_gap_us: float | None
     mean_launch_latency_us: float | None
+    repeat_us: list[float] = []
 
 
 def summarize_families(table: KernelTable, region: IntArray | None = None) -> list[FamilyRow]:
@@ -124,7 +126,7 @@ def summarize_families(table: KernelTable, region: IntArray | None = None) -> li
     example = np.zeros(size, np.int64)
     example[code] = np.arange(count)
     labels = [table.labels[name[index]] if name[index] >= 0 else None for index in example.tolist()]
-    whole = max(float(total.sum()), 1e-9)
+    whole, repeat_us = max(float(total.sum()), 1e-9), table.repeat_us(code, size)
     return [
         FamilyRow(
             family=FAMILIES[family[example[index]]],
@@ -135,6 +137,7 @@ def summarize_families(table: KernelTable, region: IntArray | None = None) -> li
             launch_call_us=calls[index],
             mean_gap_us=gaps[index],
             mean_launch_latency_us=latencies[index],
+            repeat_us=repeat_us[index],
         )
         for index in np.argsort(-total, kind="stable").tolist()
         for label in (labels[index],)

@@ -49,6 +49,7 @@ class RankedGroup(Row):
         possible_win_frac: The same as a fraction of the calls' duration without the profiler; None if unknown.
         run_win_frac: The same as a fraction of the whole run: times the stage's share; None if unknown.
         reason: Why it is no more, in words.
+        repeat_us: Their time in each repeat; empty where repeats are not told apart.
     """
 
     region_id: str | None
@@ -63,6 +64,7 @@ class RankedGroup(Row):
     possible_win_frac: float | None = None
     run_win_frac: float | None = None
     reason: str
+    repeat_us: list[float] = []
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +115,7 @@ def rank_groups(
     number, longest = count_by(code, size), longest_by(code, table.duration_ns, size)
     operators = [table.trace.names[index] for index in name[longest].tolist()]
     family = families_of_groups(table, np.arange(count), code, operators)
-    whole = max(float(total.sum()), 1e-9)
+    whole, repeat_us = max(float(total.sum()), 1e-9), table.repeat_us(code, size)
     groups = []
     for index in np.lexsort((-total, -win)).tolist():
         entry = int(longest[index])
@@ -136,6 +138,7 @@ def rank_groups(
                 reason=_RUNTIME_REASON
                 if operators[index] == RUNTIME_NAME
                 else _reason(float(waited[index] / max(total[index], 1e-9)), known),
+                repeat_us=repeat_us[index],
             )
         )
     return Ranking(groups, win_ns)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -20,11 +19,12 @@ from perfladder import __version__
 from perfladder.backend.base import Backend, BuildRequest
 from perfladder.backend.registry import find_backend
 from perfladder.errors import ArchiveError, InputError, PerfladderError
-from perfladder.instrument import attribute_at
 from perfladder.models import Model
+from perfladder.object_parts import attribute_at
 from perfladder.text import near_names
 from perfladder.tuning.archive import Archive, open_archive, write_archive
 from perfladder.tuning.archive_format import FORMAT_VERSION
+from perfladder.tuning.archive_names import archive_path, find_archive
 from perfladder.tuning.build_log import LOG_FILE
 from perfladder.tuning.cache import BuildCache, code_digest, device_name, versions
 from perfladder.tuning.config import config
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("perfladder.tuning")
 
-_FOLDER: Final = "checkpoints"
-_SUFFIX: Final = ".ait"
 _WEIGHTS: Final = "weights.safetensors"
 
 
@@ -146,7 +144,8 @@ def load(
 
     Args:
         obj: Built as the saved one was, with any weights.
-        path: As `save` takes it.
+        path: The archive; `.ait` is added if there is no ending. A bare name is looked for as it is, where
+            `perfladder tune --save` writes it, and then in the folder `checkpoints`, where `save` does.
         device_map: Devices of modules by path; others stay where they are.
         modules: Paths of those to load, of schedulers too; None: all of them.
         trust: Also use files that are code, as some backends write: these can do whatever your own code can.
@@ -156,10 +155,10 @@ def load(
         The object; for a module that was saved by itself its wrapper.
 
     Raises:
-        ArchiveError: The archive is refused, or does not fit the object.
+        ArchiveError: There is no such archive, it is refused, or it does not fit the object.
         InputError: An argument is wrong, or a backend is not known here.
     """
-    target = archive_path(path)
+    target = find_archive(path)
     with ExitStack() as stack:
         if disable_external_logging:
             stack.enter_context(only_own_messages())
@@ -180,31 +179,11 @@ def list_modules(path: str | Path) -> list[str]:
     """Paths of the modules that an archive holds, on the object that they were saved from.
 
     Raises:
-        ArchiveError: The archive is refused.
-        InputError: The path is none of an archive.
+        ArchiveError: There is no such archive, or it is refused.
+        InputError: It cannot be the name of one.
     """
-    with open_archive(archive_path(path)) as archive:
+    with open_archive(find_archive(path)) as archive:
         return [entry.path for entry in _manifest_of(archive).modules]
-
-
-def archive_path(path: str | Path) -> Path:
-    """The file that `save` and `load` mean: with the ending, and for a bare name in the folder `checkpoints`.
-
-    Raises:
-        InputError: It cannot be the name of an archive.
-    """
-    if not isinstance(path, (str, os.PathLike)):
-        raise InputError(f"path: expected the name of an archive, such as 'tuned.ait', not a {type(path).__name__}.")
-    target = Path(path)
-    if not target.name.isprintable():
-        raise InputError(f"path: {target.name!r} has control characters; an archive with such a name cannot be read.")
-    if not target.name:
-        raise InputError("path: expected the name of an archive, such as 'tuned.ait'.")
-    if target.suffix != _SUFFIX:
-        if target.suffix:
-            raise InputError(f"path: {target.name} ends in {target.suffix}; an archive ends in {_SUFFIX}.")
-        target = target.with_name(target.name + _SUFFIX)
-    return target if len(target.parts) > 1 else Path(_FOLDER) / target
 
 
 def _write_weights(control: ModuleControl, path: Path) -> dict[str, str]:

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from perfladder.errors import InputError
 from perfladder.in_place import device_of
-from perfladder.instrument import Observer, Site, attribute_at, instrument
+from perfladder.instrument import Observer, Site, instrument
+from perfladder.object_parts import attribute_at
 from perfladder.profiling.discover import Part, find_parts
-from perfladder.target import consume, resolve_device, user_code
+from perfladder.target import resolve_device
 from perfladder.timing.timer import Clock, RunTiming, StageTimer, resolve_device_times, timing_event
 from perfladder.tuning.dataset import Arguments, calls_of, cycled
+from perfladder.user_code import consume, user_code
 
 if TYPE_CHECKING:
     import torch

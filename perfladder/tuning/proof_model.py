@@ -14,6 +14,7 @@ from perfladder.models import SCHEMA_VERSION, Model
 from perfladder.rundir import RunStatus
 from perfladder.rungs.base import RungResult
 from perfladder.stats import Interval
+from perfladder.text import clause
 from perfladder.timing.results import MetricValue
 from perfladder.tuning.replay_tuned import TunedReplay
 from perfladder.tuning.tune_request import TuneRequest
@@ -79,9 +80,9 @@ class ReplayStep(RungResult):
         for one in self.modules:
             if not one.replay.is_right:
                 what = "is wrong" if one.replay.is_right is False else "cannot be judged"
-                return f"The replay of {one.module or 'the target'} {what}: {one.replay.reason}."
+                return f"The replay of {one.module or 'the target'} {what}: {clause(one.replay.reason)}."
         if self.output is not None and self.output.is_right is False:
-            return f"The whole output is not right with the archive: {self.output.reason}."
+            return f"The whole output is not right with the archive: {clause(self.output.reason)}."
         return None
 
 
@@ -120,8 +121,7 @@ class ProofOutcome(Model):
     reason: str
     speedup: float | None = Field(description="Of the whole workload; None: it was not compared.")
     interval: Interval | None
-    modules: dict[str, str] = Field(description="What was chosen, by module.")
-    schedulers: list[str] = Field(default=[], description="Paths of those that take their timesteps from the host.")
+    modules: dict[str, str] = Field(description="What was chosen, by module or scheduler.")
     archive: str | None = Field(description="In the run's folder; None: nothing is kept.")
     archive_sha256: str | None
     saved_to: str | None = Field(default=None, description="The copy that was asked for.")

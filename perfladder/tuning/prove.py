@@ -120,7 +120,7 @@ class Proof:
         if resume is None:
             self.run = RunDirectory.create(root, file.workload, source=source, base_dir=file.base_dir, kind="tuning")
         else:
-            found = find_run(resume, root, workload_name=file.workload.name)
+            found = find_run(resume, root, workload_name=file.workload.name, needs_results=False)
             self.run = RunDirectory.resume(found, file.workload, kind="tuning")
             tell(f"going on with tuning run {self.run.record.run_id}")
         with self.run.writing():
@@ -251,8 +251,7 @@ class Proof:
             reason=reason,
             speedup=compared.speedup,
             interval=compared.interval,
-            modules=chosen_of(tuned),
-            schedulers=kept_schedulers(tuned),
+            modules={**chosen_of(tuned), **_schedulers_of(tuned)},
             archive=self.run.relative(self.archive) if is_kept else None,
             archive_sha256=tuned.archive_sha256,
             saved_to=self._copy_archive() if is_kept else None,
@@ -282,7 +281,7 @@ class Proof:
         if self.settings.tune.save is None:
             return None
         from perfladder.tuning.archive_format import SUMS_ENDING
-        from perfladder.tuning.checkpoint import archive_path
+        from perfladder.tuning.archive_names import archive_path
 
         target = archive_path(self.settings.tune.save)
         sums = self.archive.with_name(f"{self.archive.stem}{SUMS_ENDING}")
@@ -371,9 +370,11 @@ def chosen_of(tuned: TuneStep) -> dict[str, str]:
     return {path: ", ".join(dict.fromkeys(map(str, names))) for path, names in found.items() if names}
 
 
-def kept_schedulers(tuned: TuneStep) -> list[str]:
-    """Paths of schedulers that take their timesteps from the host."""
-    return [one.path for one in tuned.tuning.schedulers if one.status == "kept"] if tuned.tuning else []
+def _schedulers_of(tuned: TuneStep) -> dict[str, str]:
+    """What was kept of schedulers, which only the whole output and the whole time speak of."""
+    if tuned.tuning is None:
+        return {}
+    return {one.path: "timesteps from the host" for one in tuned.tuning.schedulers if one.status == "kept"}
 
 
 def _check(file: WorkloadFile, settings: ProofSettings) -> None:

@@ -83,7 +83,7 @@ def measure(loaded: LoadedTarget, request: TunedReplayRequest) -> TunedReplay:
         WorkloadError: The module raised when it was replayed.
     """
     from perfladder.capturing.replay import Replay
-    from perfladder.instrument import attribute_at
+    from perfladder.object_parts import attribute_at
     from perfladder.tuning.module import Module, control_of
 
     module = attribute_at(loaded.obj, request.path, field_name="path")

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from perfladder.errors import InputError, PerfladderError, TuningError
-from perfladder.target import consume, user_code
 from perfladder.timing.timer import Clock
 from perfladder.tuning.cache import BuildCache, function_digest
 from perfladder.tuning.candidates import GraphWork
@@ -33,6 +32,7 @@ from perfladder.tuning.report import Failure, GraphReport, ModuleReport, TuningR
 from perfladder.tuning.samples import copy_arguments
 from perfladder.tuning.strategies import FirstWinsStrategy, TuneStrategy
 from perfladder.tuning.wrap import wrapped_in
+from perfladder.user_code import consume, user_code
 
 if TYPE_CHECKING:
     from perfladder.tuning.graphs import GraphSpec

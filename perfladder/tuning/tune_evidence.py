@@ -55,6 +55,14 @@ class Sides:
         backends = [chosen.backend for control in self.controls for chosen in control.chosen]
         return any(backend is not None and backend.is_lossy for backend in backends)
 
+    @property
+    def dtypes(self) -> set[str]:
+        """Of the floating-point weights of tuned modules, and of their results."""
+        found = {str(p.dtype).removeprefix("torch.") for one in self.controls for p in one.inner.parameters()}
+        return found | {
+            output.dtype for one in self.controls for chosen in one.chosen for output in chosen.graph.outputs
+        }
+
     def show(self, tuned: bool) -> None:
         """Call what was chosen from now on, or the plain modules and schedulers."""
         switched: list[ModuleControl | HostTimesteps] = [*self.controls, *self.hosts]
@@ -128,7 +136,8 @@ def compare_outputs(sides: Sides, gate: QualityGate | None) -> OutputComparison:
 
     Args:
         sides: The workload.
-        gate: Least likeness; None: tolerances by dtype, or for backends that are lossy by design the default gate.
+        gate: Least likeness; None: tolerances by the dtypes that tuned modules compute in, or for backends that are
+            lossy by design the default gate.
     """
     if gate is None and sides.is_lossy:
         gate = DEFAULT_GATE
@@ -137,7 +146,9 @@ def compare_outputs(sides: Sides, gate: QualityGate | None) -> OutputComparison:
     expected = encode_output(sides.call())
     itself = compare_output(expected, encode_output(sides.call()), gate)
     sides.show(tuned=True)
-    found = compare_output(expected, encode_output(sides.call()), gate) if itself.reason is None else itself
+    found = itself
+    if itself.reason is None:
+        found = compare_output(expected, encode_output(sides.call()), gate, computed_in=sides.dtypes)
     return OutputComparison(
         is_right=None if itself.reason is not None else found.reason is None,
         reason=f"two plain calls differ: {itself.reason}" if itself.reason is not None else found.reason,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -63,14 +64,19 @@ def not_compared(output: Encoded) -> list[str]:
     return [path for path, leaf in output.leaves.items() if leaf.kind == "unsupported"]
 
 
-def compare_output(expected: Encoded, found: Encoded, gate: QualityGate | None) -> OutputDifference:
+def compare_output(
+    expected: Encoded, found: Encoded, gate: QualityGate | None, *, computed_in: Iterable[str] = ()
+) -> OutputDifference:
     """Compare two outputs of one workload.
 
     Args:
         expected: Of the plain modules.
         found: Of those that were tuned.
-        gate: Least likeness of numbers that are beyond the tolerance of their dtype; None: those are wrong.
+        gate: Least likeness of numbers that are beyond their tolerance; None: those are wrong.
+        computed_in: Dtypes that the tuned modules compute in. The tolerance is the widest of these and of the number's
+            own: a picture of a pipeline in float16 is no more exact for being handed over in float32.
     """
+    least = max((TOLERANCES.get(dtype, 0.0) for dtype in computed_in), default=0.0)
     differences = compare_values(expected, found, names=("in the plain output", "in the tuned one"))
     formal: dict[str, Difference] = {}
     beyond: dict[str, Difference] = {}
@@ -80,7 +86,7 @@ def compare_output(expected: Encoded, found: Encoded, gate: QualityGate | None) 
         if not _is_measured(*sides) or "NaN" in difference.reason:
             formal[path] = difference
             continue
-        difference, is_accepted = _judged(path, difference, *sides)  # type: ignore[arg-type]  # they are measured
+        difference, is_accepted = _judged(path, difference, *sides, least)  # type: ignore[arg-type]  # they are measured
         worst_abs, worst_rel = max(worst_abs, difference.max_abs_error), max(worst_rel, difference.max_rel_error)
         if not is_accepted:
             beyond[path] = difference
@@ -105,15 +111,17 @@ def _is_measured(expected: torch.Tensor | None, found: torch.Tensor | None) -> b
     return expected.is_floating_point() or expected.is_complex() or str(expected.dtype) == "torch.uint8"
 
 
-def _judged(path: str, difference: Difference, expected: torch.Tensor, found: torch.Tensor) -> tuple[Difference, bool]:
-    """The difference with its errors, and whether it is within the tolerance."""
+def _judged(
+    path: str, difference: Difference, expected: torch.Tensor, found: torch.Tensor, least: float
+) -> tuple[Difference, bool]:
+    """The difference with its errors, and whether it is within the tolerance, which is `least` or more."""
     dtype = str(expected.dtype).removeprefix("torch.")
     if dtype != "uint8":
-        return difference, difference.max_rel_error <= TOLERANCES.get(dtype, 0.0)
+        return difference, difference.max_rel_error <= max(TOLERANCES.get(dtype, 0.0), least)
     levels = float((expected.int() - found.int()).abs().max())
     reason = f"largest error {levels:g} of 255 levels"
     is_picture = path.endswith(f".{_PIXELS}")
-    return Difference(reason, levels, levels / 255), is_picture and levels <= _LEVELS
+    return Difference(reason, levels, levels / 255), is_picture and levels <= max(_LEVELS, 255 * least)
 
 
 def _told(differences: dict[str, Difference]) -> str | None:

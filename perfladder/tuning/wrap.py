@@ -13,7 +13,7 @@ from torch import nn
 
 from perfladder._torch_private import MODULE_INTERNALS
 from perfladder.errors import InputError
-from perfladder.instrument import attribute_at, set_attribute_at
+from perfladder.object_parts import attribute_at, set_attribute_at
 from perfladder.profiling.discover import find_parts
 from perfladder.text import near_names
 from perfladder.tuning.control import ModuleControl

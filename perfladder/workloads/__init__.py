@@ -15,3 +15,8 @@ def builtin_names() -> list[str]:
 def builtin_path(name: str) -> Path | None:
     """The packaged workload file of a built-in workload, or None when there is no such name."""
     return _FOLDER / f"{name}.yaml" if name in builtin_names() else None
+
+
+def is_builtin_folder(folder: Path) -> bool:
+    """Whether workload files in a folder are those of the package, where nobody saves anything."""
+    return folder.resolve() == _FOLDER.resolve()

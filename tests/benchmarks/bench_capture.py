@@ -32,7 +32,9 @@ from perfladder.capturing.api import StageBenchHarness, capture_request, capture
 from perfladder.capturing.encode import Encoder
 from perfladder.capturing.recorder import Recorder
 from perfladder.capturing.store import Manifest, read_manifest, read_storages, write_capture
-from perfladder.instrument import instrument, resolve_site
+from perfladder.changes import with_changes
+from perfladder.instrument import instrument
+from perfladder.sites import resolve_site
 from perfladder.stats import Samples, compare_samples
 from perfladder.target import LoadedTarget
 from perfladder.timing.runs import bare_run
@@ -52,6 +54,7 @@ def main() -> None:
     armed.add_argument("--pairs", type=int, default=200)
     replay = verbs.add_parser("replay")
     replay.add_argument("--workload", default="diffusion")
+    replay.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="of the workload")
     replay.add_argument("--stage", action="append", required=True)
     replay.add_argument("--launches", type=int, default=3)
     replay.add_argument("--repeats", type=int, default=20)
@@ -144,7 +147,7 @@ def _armed(options: argparse.Namespace) -> None:
 
 
 def _replay(options: argparse.Namespace) -> None:
-    file = load_workload(options.workload)
+    file = with_changes(load_workload(options.workload), options.set, source=options.workload)
     for stage in options.stage:
         with tempfile.TemporaryDirectory() as scratch:
             captured = capture_workload(file, capture_request(stage, Path(scratch) / "capture"))

@@ -35,8 +35,9 @@ import numpy as np
 import torch
 
 from perfladder.environment import collect_environment
-from perfladder.instrument import instrument, resolve_site
+from perfladder.instrument import instrument
 from perfladder.rungs.stages import StageTimer
+from perfladder.sites import resolve_site
 from perfladder.stats import Samples, compare_samples, lag1_autocorrelation
 from perfladder.workloads import diffusion
 

@@ -147,8 +147,9 @@ def _pipeline_window(name: str, changes: list[str]) -> Any:
     import torch
 
     from perfladder.changes import with_changes
-    from perfladder.instrument import instrument, stage_sites
+    from perfladder.instrument import instrument
     from perfladder.profiling.observers import Annotator
+    from perfladder.sites import stage_sites
     from perfladder.target import LoadedTarget
     from perfladder.trace.labels import RUN_KIND
     from perfladder.trace.record import span

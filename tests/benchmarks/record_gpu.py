@@ -24,6 +24,9 @@ from typing import Any
 
 BENCHMARKS = Path(__file__).parent
 SD15 = "diffusion-sd15 --set inputs.num_inference_steps=5"
+STAGES = "--stage unet --stage text_encoder --stage vae.decode"
+REPLAY = f"python bench_capture.py replay --launches 2 {STAGES} --workload {SD15}"
+"""Of one picture, where the host sets the pace, and of 16, where the device does."""
 LADDERS = {
     "diffusion-sd15": SD15,
     "sdxl-unet": "sdxl-unet",
@@ -39,9 +42,8 @@ TABLES = {
     "ladders": [f"perfladder run {words} --plain --out runs/ladders --json" for words in LADDERS.values()],
     "overhead": ["python bench_overhead.py --size sd15 --device cuda --pairs 400 --steps 4"],
     "analysis": [f"python bench_trace.py --workload {SD15} --repeats 2"],
-    "replay": [
-        "python bench_capture.py replay --workload diffusion-sd15 --stage unet --stage text_encoder --stage vae.decode"
-    ],
+    "replay": [f"{REPLAY} --set inputs.num_images_per_prompt=16", REPLAY],
+    "waits": [f"perfladder run {SD15} --set compile.mode=reduce-overhead --until regions --plain --json"],
     "dispatch": ["python bench_dispatch.py", "python bench_dispatch.py --inductor"],
 }
 SMALL = {"report.md": "report.txt", "report.json": "report.json", "workload.yaml": "workload.yaml"}
@@ -55,6 +57,9 @@ TINY = {
     "--set device=cuda": "",
     "--size sd15 --device cuda": "",
     "--pairs 400": "--pairs 10",
+    "--set compile.mode=reduce-overhead": "",
+    "num_images_per_prompt=16": "num_images_per_prompt=2",
+    "--launches 2": "--launches 1",
     "psnr>=40": "psnr>=40 --backend eager:memory_format=channels_last --keep right",
 }
 

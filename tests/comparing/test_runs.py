@@ -293,8 +293,8 @@ def test_runs_that_nobody_can_compare_are_refused(tmp_path):
 
 def test_a_run_without_stage_timing_says_so(tmp_path, make_workload):
     run = RunDirectory.create(tmp_path, make_workload(), source="x", base_dir=tmp_path)
-    run.update(status="failed", error="the target cannot be built")
-    with pytest.raises(InputError, match=r"no stage timing.*the target cannot be built"):
+    run.update(status="failed", error="the target cannot be built.")
+    with pytest.raises(InputError, match=r"no stage timing.*the target cannot be built\. Run the"):
         pl.compare(run.path, clocked_run(tmp_path, PARTS))
 
 

@@ -201,6 +201,8 @@ def test_memory_of_a_stage_and_its_growth():
     assert "peak_memory_stage" not in kinds_of(result)
     growth = MemoryGrowth(is_growing=True, bytes_per_run=1e6, reason="It grows.")
     assert "memory_grows" in kinds_of(stages(timing(), host_memory_growth=growth))
+    found = stages_findings(stages(timing(), host_memory_growth=growth), make_background())
+    assert [one.uncertainty for one in found if one.kind == "memory_grows"] == ["It grows"]
     level = growth.model_copy(update={"is_growing": False})
     assert "memory_grows" not in kinds_of(stages(timing(), host_memory_growth=level))
 

@@ -161,6 +161,20 @@ def test_a_trend_has_every_night_and_marks_the_change():
         trend_data([])
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_noise_of_too_few_nights_is_not_known(count):
+    trend = trend_data(make_nights(count), RULES)
+    assert trend.noise is None
+    assert '"noise":null' in trend.model_dump_json()
+    assert "Nights differ" not in render_history([trend])
+    assert trend_data(make_nights(3), RULES).noise > 0
+
+
+def test_nights_of_another_machine_tell_nothing_of_the_noise():
+    trend = trend_data([*make_nights(5), make_night(5, machine={**MACHINE, "cpu": "Arm"})], RULES)
+    assert trend.noise is None
+
+
 def test_the_page_of_a_night_has_verdict_movement_and_trend():
     nights, tonight = make_nights(30), make_night(30, **SLOW)
     second = second_of(tonight, **SLOW)

@@ -46,6 +46,10 @@ def test_good_nights_and_none_are_told_apart(tmp_path):
     assert "There are no nights yet." in parsed(Trends(runs_dir=str(tmp_path), trends=[]))[0].text
 
 
+def test_the_noise_of_one_night_is_not_known(tmp_path):
+    assert "not known" in parsed(trends_of(tmp_path, {"pipe": make_nights(1)}))[0].cells("td")
+
+
 def test_the_command_writes_the_page_of_the_history(tmp_path):
     done = CliRunner().invoke(app, ["nightly", "--history", "--out", str(tmp_path), "--html", str(tmp_path / "n.html")])
     assert done.exit_code == 0, done.output

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from perfladder.instrument import module_sites
 from perfladder.profiling.work import record_work
+from perfladder.sites import module_sites
 
 FLOAT = 4
 

@@ -24,6 +24,7 @@ from perfladder.trace.kernels import KernelSummary, list_kernels, summarize_kern
 from perfladder.trace.labels import RUN_KIND
 from perfladder.trace.model import Trace
 from perfladder.trace.record import span
+from perfladder.trace.repeats import add_repeats, take_typical
 from perfladder.workload import parse_workload
 
 # torch's own, when Inductor is imported.
@@ -64,12 +65,15 @@ def paired(kernel="k", operator="aten::mm", region="m:net.a", duration_us=5.0):
     )
 
 
-def test_recorded_replays_get_operators_and_modules_and_the_sums_stay():
-    table = recorded("graph")
+@pytest.mark.parametrize("repeats", [1, RUNS], ids=["sums", "typical repeats"])
+def test_recorded_replays_get_operators_and_modules_and_the_sums_stay(repeats):
+    table = take_typical(recorded("graph"), repeats)
     before, replays = per_call(table), attribute_replays(table, recorded("eager"))
     after = split_by_replay(before, replays, RUNS)
     assert sum(r.total_us for r in after) == pytest.approx(sum(r.total_us for r in before))
     assert sum(r.share for r in after) == pytest.approx(1)
+    assert add_repeats(after) == pytest.approx(add_repeats(before))
+    assert len(add_repeats(after)) == (RUNS if repeats == RUNS else 0)
     from_graph = [r for r in after if r.is_from_graph]
     assert sum(r.count for r in from_graph) == 12
     assert {r.confidence for r in from_graph} == {1.0}

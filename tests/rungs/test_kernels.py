@@ -1,10 +1,13 @@
 """Rung 4 in this process: what a profiled replay, its counted work and the device's peaks say together."""
 
+import time
+
 import pytest
 import torch
 from backgrounds import make_background
 from torch import nn
 
+from perfladder._torch_private import is_profiler_active
 from perfladder.findings.kernels import kernels_findings
 from perfladder.peaks import Peaks
 from perfladder.report import build_report, render_markdown
@@ -133,6 +136,64 @@ def test_no_such_finding_where_the_host_sets_the_pace_or_little_is_left(measure)
         kinds = {finding.kind for finding in kernels_findings(other, make_background())}
         assert "dominant_kernels" in kinds
         assert "largest_possible_win" not in kinds
+
+
+class Stalling(nn.Module):
+    """Operators of its own, of which some sleep in chosen replays of the profiled ones: the first is a warm-up."""
+
+    def __init__(self, **stalls):
+        super().__init__()
+        self.linear, self.num_profiled, self.stalls = nn.Linear(64, 16384), 0, stalls
+
+    def forward(self, x):
+        self.num_profiled += is_profiler_active()
+        for name, turn in self.stalls.items():
+            x = getattr(torch.ops.perfladder_toy, name)(x, self.num_profiled == 1 + turn)
+        return self.linear(x)
+
+
+@pytest.fixture(scope="module")
+def stalling_operators():
+    def step(x: torch.Tensor, is_stalled: bool) -> torch.Tensor:
+        time.sleep(0.1 * is_stalled)
+        return x.clone()
+
+    library = torch.library.Library("perfladder_toy", "FRAGMENT")
+    for name in ("one", "two", "three"):
+        library.define(f"{name}(Tensor x, bool is_stalled) -> Tensor")
+        library.impl(name, step, "CPU")
+    yield
+    library._destroy()
+
+
+@pytest.mark.usefixtures("stalling_operators")
+def test_a_stall_in_one_of_three_replays_carries_no_finding(measure):
+    result = measure(Pipe(Stalling(one=2)), unprofiled_ms=10.0)
+    stalled = next(share for share in result.by_operator if share.name == "perfladder_toy::one")
+    first = result.by_operator[0]
+    assert first.name == "aten::linear"
+    assert stalled.repeat_us[1] > 10 * first.total_us
+    assert max(stalled.repeat_us) == stalled.repeat_us[1] > stalled.total_us
+    assert result.total_us < result.repeat_us[1]
+    for rows in (result.by_operator, result.by_module, result.families, result.ranking, result.operator_ranking):
+        assert sum(row.total_us for row in rows) == pytest.approx(result.total_us)
+        assert sum(row.share for row in rows) == pytest.approx(1)
+        assert [sum(us) for us in zip(*(row.repeat_us for row in rows), strict=True)] == pytest.approx(result.repeat_us)
+    dominant, win, *_ = kernels_findings(result, make_background())
+    assert (dominant.kind, win.kind) == ("dominant_kernels", "largest_possible_win")
+    rest_us = result.total_us - first.total_us
+    low, high = (us / (us + rest_us) for us in (min(first.repeat_us), max(first.repeat_us)))
+    assert f"aten::linear: {low:.0%} to {high:.0%} by its times in 3 profiled replays" in dominant.uncertainty
+    assert "of a call by its times in 3 profiled replays" in win.uncertainty
+    assert "REPLAYS_DISAGREE" not in {warning.code for warning in result.warnings}
+
+
+@pytest.mark.usefixtures("stalling_operators")
+def test_no_operator_is_named_where_each_replay_has_another_first(measure):
+    result = measure(Pipe(Stalling(one=1, two=2, three=3)))
+    (warning,) = (warning for warning in result.warnings if warning.code == "REPLAYS_DISAGREE")
+    assert "(perfladder_toy::one, perfladder_toy::two, perfladder_toy::three)" in warning.message
+    assert "dominant_kernels" not in {finding.kind for finding in kernels_findings(result, make_background())}
 
 
 @pytest.mark.gpu

@@ -5,8 +5,9 @@ import pytest
 import torch
 from torch import nn
 
-from perfladder.instrument import Observer, instrument, resolve_site, resolve_sites, stage_sites
+from perfladder.instrument import Observer, instrument
 from perfladder.rungs.stages import StagesRequest, measure
+from perfladder.sites import resolve_site, resolve_sites, stage_sites
 
 
 class Model(nn.Module):

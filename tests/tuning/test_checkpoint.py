@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -16,7 +17,9 @@ import perfladder as pl
 from perfladder.backend import Backend, BuildRequest, TorchEagerBackend, register_backend
 from perfladder.errors import ArchiveError, InputError
 from perfladder.tuning import cache, checkpoint
+from perfladder.tuning.archive_names import find_archive
 from perfladder.tuning.archive_write import write_archive
+from perfladder.tuning.checkpoint import list_modules
 from perfladder.tuning.module import control_of
 
 
@@ -119,6 +122,28 @@ def test_a_fresh_object_gets_weights_and_what_was_chosen():
     assert not other.block.num_unseen_calls
     assert control_of(other.block).chosen[0].backend.config.memory_format == "channels_last"
     assert other.block.first.weight is other.block.second.weight
+
+
+def test_a_name_is_looked_for_as_it_is_and_then_where_save_writes_it(caplog):
+    path = pl.save(tuned(TorchEagerBackend()), "pipe")
+    assert list_modules("pipe.ait") == list_modules("pipe") == ["block", "head"]
+    here = path.rename("pipe.ait")  # where the command line writes it
+    assert find_archive("pipe") == find_archive("./pipe.ait") == here
+    assert isinstance(pl.load(Pipe(1), "pipe.ait").block, pl.Module)
+    assert not caplog.records
+    shutil.copy(here, path)
+    assert find_archive("pipe.ait") == here
+    assert f"{here} is loaded, and {path} is not" in caplog.text
+    assert find_archive(path) == path
+
+
+def test_a_missing_archive_is_told_with_every_place(tmp_path):
+    here, there = tmp_path / "no.ait", tmp_path / "checkpoints" / "no.ait"
+    with pytest.raises(ArchiveError, match=f"path: there is no archive 'no': neither {here} nor {there} is a file"):
+        pl.load(Pipe(1), "no")
+    for name in ("./no.ait", tmp_path / "no.ait"):
+        with pytest.raises(ArchiveError, match=f"path: there is no archive .*: {here} is no file"):
+            pl.load(Pipe(1), name)
 
 
 def test_what_was_measured_comes_along():
@@ -281,11 +306,6 @@ def test_originals_that_were_given_up_cannot_be_saved(monkeypatch):
 def test_paths_that_are_none(path, told):
     with pytest.raises(InputError, match=told):
         pl.save(tuned(Writing()), path)
-
-
-def test_a_missing_archive_is_told():
-    with pytest.raises(ArchiveError, match="no such file"):
-        pl.load(Pipe(0), "nowhere.ait")
 
 
 PIPELINE = """

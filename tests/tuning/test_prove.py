@@ -9,18 +9,17 @@ from pathlib import Path
 import pytest
 
 import perfladder as pl
-from perfladder.errors import InputError, NotPossibleHereError
+from perfladder.content_key import weight_files
+from perfladder.errors import ArchiveError, InputError, NotPossibleHereError
 from perfladder.ladder import load_results
-from perfladder.report import render_proof
 from perfladder.retention import all_runs
 from perfladder.rundir import RunDirectory
 from perfladder.stats import Interval
 from perfladder.target import LoadedTarget
-from perfladder.tuning.proof_model import CompareStep, ModuleReplay, ProofOutcome, ProofSettings, ReplayStep, TuneStep
-from perfladder.tuning.prove import STEPS, Proof, judge, kept_schedulers, prove
+from perfladder.tuning.proof_model import CompareStep, ModuleReplay, ProofOutcome, ProofSettings, ReplayStep
+from perfladder.tuning.prove import STEPS, Proof, judge, prove
 from perfladder.tuning.replay_tuned import TunedReplay
 from perfladder.tuning.tune_request import BackendChoice, TuneRequest
-from perfladder.tuning.tune_workload import TunedScheduler, TuneWorkloadResult
 from perfladder.workload import WorkloadFile, parse_workload
 
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -123,20 +122,6 @@ def test_a_replay_that_proves_nothing_keeps_nothing():
         assert step.why_not_right == f"The replay of net {word}: two differ."
 
 
-def test_schedulers_that_are_kept_are_named():
-    reached = TunedScheduler(path="scheduler", scheduler_type="a.Scheduler", status="kept", reason="so it is")
-    other = reached.model_copy(update={"path": "other", "status": "rejected"})
-    tuning = TuneWorkloadResult.model_construct(modules=[], schedulers=[reached, other], evidence=None)
-    tuned = TuneStep.model_construct(tuning=tuning, archive_sha256="0" * 64)
-    assert kept_schedulers(tuned) == ["scheduler"]
-    fields = dict.fromkeys(ProofOutcome.model_fields) | {"modules": {}, "schedulers": ["scheduler"], "steps": []}
-    outcome = ProofOutcome.model_construct(
-        **{**fields, "workload": "toy", "verdict": "kept", "reason": "It is faster."}
-    )
-    text = render_proof(outcome, {"tune": tuned, "replay": ReplayStep(), "compare": CompareStep()})
-    assert "\nTimesteps from the host: `scheduler`\n\n| step |" in text
-
-
 @pytest.mark.parametrize(
     ("fields", "changes", "error", "message"),
     [
@@ -181,6 +166,22 @@ def archive(tmp_path):
     config.cache_dir = before.cache_dir
 
 
+@pytest.mark.parametrize("folder", [".", "checkpoints"])
+def test_an_archive_is_loaded_by_its_name_beside_the_workload_and_in_python(archive, folder, tmp_path, monkeypatch):
+    (tmp_path / folder).mkdir(exist_ok=True)
+    moved = archive.rename(tmp_path / folder / archive.name)
+    target = f"{SUPPORT / 'proof_toy.py'}:build"
+    workload = file_of(target=target, tuned={"archive": "tuned.ait"}).workload
+    loaded = LoadedTarget(workload, tmp_path)
+    loaded.load()
+    assert loaded.tuned_modules == ["net"]
+    assert str(moved.resolve()) in weight_files(workload, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    plain = LoadedTarget(file_of(target=target).workload, tmp_path)
+    plain.load()
+    assert pl.load(plain.obj, "tuned.ait").net.state == "tuned"
+
+
 def test_a_workload_loads_an_archive_as_part_of_its_configuration(archive):
     plain, tuned = file_of().workload, file_of(tuned={"archive": str(archive)}).workload
     prints = plain.fingerprints, tuned.fingerprints
@@ -201,6 +202,10 @@ def test_a_workload_loads_an_archive_as_part_of_its_configuration(archive):
     other = file_of(tuned={"archive": str(archive), "sha256": "0" * 64}).workload
     with pytest.raises(InputError, match=r"tuned.sha256: .* is another archive"):
         LoadedTarget(other, SUPPORT).load()
+    with pytest.raises(
+        ArchiveError, match=f"tuned.archive: .*neither {SUPPORT}/no.ait nor {SUPPORT}/checkpoints/no.ait"
+    ):
+        LoadedTarget(file_of(tuned={"archive": "no"}).workload, SUPPORT).load()
     # A module that holds the one that was saved is not taken for it.
     whole = LoadedTarget(file_of(target="proof_toy.py:build_module").workload, SUPPORT)
     whole.load(only="")

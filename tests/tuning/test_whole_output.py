@@ -48,6 +48,17 @@ def test_a_picture_may_differ_by_one_level():
     assert "largest error 2 of 255 levels" in compared([picture(7)], [picture(9)]).reason
 
 
+@pytest.mark.parametrize(("dtype", "is_right"), [("float16", True), ("bfloat16", True), ("float32", False)])
+def test_what_modules_compute_in_is_how_exact_a_result_can_be(dtype, is_right):
+    def reason(expected, found):
+        return compare_output(encode_output(expected), encode_output(found), None, computed_in={"int64", dtype}).reason
+
+    assert (reason(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.01])) is None) == is_right
+    assert (reason(picture(7), picture(9)) is None) == is_right
+    assert reason(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.1])) is not None
+    assert reason(torch.tensor([1]), torch.tensor([2])) is not None
+
+
 def test_bytes_that_are_no_picture_have_to_be_the_same():
     masks = torch.tensor([1, 2], dtype=torch.uint8), torch.tensor([1, 3], dtype=torch.uint8)
     assert "largest error 1 of 255 levels" in compared(*masks).reason

@@ -9,6 +9,7 @@ from pathlib import Path
 from perfladder.findings import Evidence, Finding
 from perfladder.report.html.blocks import Block, Card, Cell, Code, Column, Facts, Line, Link, Section, Table, Text, Tone
 from perfladder.report.html.run_data import SECTION_OF_RUNG, RunData, listed, name, number, numbers
+from perfladder.text import clause
 
 _KIB = 1 << 10
 
@@ -49,7 +50,7 @@ def _card(run: RunData, index: int, finding: Finding) -> Card:
 
 
 def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")
+    return f"{text[:1].upper()}{clause(text[1:])}."
 
 
 def _evidence(run: RunData, row: Evidence) -> Line:
