@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from perfladder.errors import InputError
 from perfladder.instrument import PHASES, Site, known_marks, mark_site
+from perfladder.managed import managed_state
 from perfladder.object_parts import attribute_at, children_of, parts_of, public_methods_of
 
 if TYPE_CHECKING:
@@ -40,8 +41,7 @@ def stage_sites(obj: Any) -> list[Site]:
     from torch import nn
 
     if isinstance(obj, nn.Module):
-        # What is inside a compiled module runs in its graph, where no hook of a child fires.
-        sites = [] if hasattr(obj, "_orig_mod") else [Site(path, child) for path, child in children_of(obj)]
+        sites = [] if _is_one_piece(obj) else [Site(path, child) for path, child in children_of(obj)]
         if generates(obj):
             return [Site("generate", obj, "generate"), *_phase_sites("", obj), *sites]
         return sites or [Site("", obj)]
@@ -55,6 +55,12 @@ def stage_sites(obj: Any) -> list[Site]:
         methods = [name for name in _ENTRY_POINTS if inspect.isroutine(getattr(type(part), name, None))]
         sites += [Site(f"{path}.{name}", part, name) for name in methods]
     return sites
+
+
+def _is_one_piece(module: nn.Module) -> bool:
+    """Whether hooks of a module's children do not fire: it is compiled, or what tuning chose is called in its place."""
+    managed = managed_state(module)
+    return hasattr(module, "_orig_mod") or (managed is not None and managed.by == "aot" and managed.state == "tuned")
 
 
 def generates(part: Any) -> bool:

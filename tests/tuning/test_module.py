@@ -19,6 +19,7 @@ from torch import nn
 import perfladder as pl
 from perfladder.backend import Built
 from perfladder.errors import InputError, TuningError, UnseenGraphWarning
+from perfladder.sites import stage_sites
 from perfladder.tuning.module import control_of
 
 STATES = ("init", "recording", "passthrough", "tuned")
@@ -70,6 +71,12 @@ def with_hooks(module, seen):
     module.register_forward_hook(lambda _m, _a, kwargs, _o: seen.append(sorted(kwargs)), with_kwargs=True)
     module.first.register_forward_pre_hook(note("before first"))
     module.first.register_forward_hook(note("after first"))
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_a_tuned_one_is_timed_as_one_stage(in_state, state):
+    paths = [site.path for site in stage_sites(in_state(Block(), state))]
+    assert paths == ([""] if state == "tuned" else ["first", "second"])
 
 
 @pytest.mark.parametrize("state", STATES)
