@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from perfladder.profiling.api import profile as profile
     from perfladder.timing.api import time_stages as time_stages
     from perfladder.trace.model import Trace as Trace
-    from perfladder.tuning.checkpoint import load as load
     from perfladder.tuning.checkpoint import save as save
+    from perfladder.tuning.checkpoint_load import load as load
     from perfladder.tuning.config import config as config
     from perfladder.tuning.dataset import DataLoaderFactory as DataLoaderFactory
     from perfladder.tuning.dims import BatchDim as BatchDim
@@ -88,7 +88,7 @@ _LAZY = {
     "profile": "perfladder.profiling.api",
     "register_capture_type": "perfladder.capturing.types",
     "jit_config": "perfladder.jit.config",
-    "load": "perfladder.tuning.checkpoint",
+    "load": "perfladder.tuning.checkpoint_load",
     "patch_for_jit_tuning": "perfladder.jit.api",
     "register_input_type": "perfladder.tuning.tree",
     "save": "perfladder.tuning.checkpoint",

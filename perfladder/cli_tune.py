@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from perfladder.progress import Progress
     from perfladder.tuning.proof_model import ProofOutcome, ProofSettings
     from perfladder.tuning.tune_request import TuneRequest
-    from perfladder.tuning.tune_workload import TuneWorkloadResult
+    from perfladder.tuning.tune_result import TuneWorkloadResult
     from perfladder.workload import WorkloadFile
 
     Tell = Callable[[str], None]

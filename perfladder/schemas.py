@@ -47,7 +47,7 @@ PRINTED: Mapping[str, str] = {
     "status": "perfladder.flows.services:ServersStatus",
     "sweep": "perfladder.variations:SweepResult",
     "sync": "perfladder.tasks.uploads:SyncResult",
-    "tune": "perfladder.tuning.tune_workload:TuneWorkloadResult",
+    "tune": "perfladder.tuning.tune_result:TuneWorkloadResult",
     "tune --prove": "perfladder.tuning.proof_model:ProofOutcome",
     "up": "perfladder.flows.services:ServersStatus",
 }

@@ -404,7 +404,7 @@ class LoadedTarget:
     def _load_tuned(self, tuned: TunedArchive, only: str | None) -> None:
         """Put the archive's modules in place; of a stage alone those that it is or holds."""
         from perfladder.tuning.archive_names import find_archive
-        from perfladder.tuning.checkpoint import list_modules, load
+        from perfladder.tuning.checkpoint_load import list_modules, load
         from perfladder.tuning.timesteps import host_timesteps_in
         from perfladder.tuning.wrap import wrapped_in
         from perfladder.workloads import is_builtin_folder

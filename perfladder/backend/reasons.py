@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from perfladder.errors import PerfladderError
+from perfladder.text import clause
 
 _SHOWN: Final = 300
 
@@ -163,7 +164,7 @@ def _first_line(text: str) -> str:
     # Exporters colour their messages for terminals.
     line = re.sub(r"\x1b\[\d+m", "", next((line for line in text.splitlines() if line.strip()), "no message")).strip()
     line = line if len(line) <= _SHOWN else line[: _SHOWN - 3] + "..."
-    return line.rstrip(".")
+    return clause(line)
 
 
 _Group = tuple[tuple[str, ...], tuple[type[BaseException], ...], Callable[[str], str]]

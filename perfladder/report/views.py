@@ -16,7 +16,7 @@ from perfladder.rungs.capture import CaptureResult
 from perfladder.rungs.harness import HarnessResult
 from perfladder.rungs.ncu import NcuResult
 from perfladder.tuning.inspect_workload import InspectResult
-from perfladder.tuning.tune_workload import TuneWorkloadResult
+from perfladder.tuning.tune_result import TuneWorkloadResult
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -18,7 +18,7 @@ from perfladder.text import clause
 from perfladder.timing.results import MetricValue
 from perfladder.tuning.replay_tuned import TunedReplay
 from perfladder.tuning.tune_request import TuneRequest
-from perfladder.tuning.tune_workload import OutputComparison, TuneWorkloadResult
+from perfladder.tuning.tune_result import OutputComparison, TuneWorkloadResult
 from perfladder.workload import Metric
 
 OUTCOME_FILE = "proof.json"

@@ -16,7 +16,7 @@ from perfladder.progress import Progress
 from perfladder.stats import MIN_PAIRS, Comparison, Samples, compare_samples
 from perfladder.target import LoadedTarget
 from perfladder.tuning.tune_request import GateChoice
-from perfladder.tuning.tune_workload import OutputComparison
+from perfladder.tuning.tune_result import OutputComparison
 
 if TYPE_CHECKING:
     from perfladder.capturing.replay import Replay

@@ -13,7 +13,7 @@ from perfladder.target import LoadedTarget
 from perfladder.tuning.candidates import DEFAULT_GATE
 from perfladder.tuning.inspect import Runner
 from perfladder.tuning.timesteps import HostTimesteps, has_host_timesteps, waits_for_device
-from perfladder.tuning.tune_workload import BreakEven, OutputComparison, TunedScheduler
+from perfladder.tuning.tune_result import BreakEven, OutputComparison, TunedScheduler
 from perfladder.tuning.whole_output import compare_output, encode_output, not_compared
 
 if TYPE_CHECKING:

@@ -214,6 +214,6 @@ def test_a_saved_module_needs_trust_and_no_compiler(tmp_path, monkeypatch):
     x = torch.randn(3, 3, 20, 16)
     assert torch.equal(other(x), wrapper(x))
     assert not other.num_unseen_calls
-    monkeypatch.setattr("perfladder.tuning.checkpoint.device_name", lambda _: "another device")
+    monkeypatch.setattr("perfladder.tuning.checkpoint_load.device_name", lambda _: "another device")
     with pytest.raises(ArchiveError, match="was built for another environment"):
         pl.load(fresh(1), tmp_path / "mlp.ait", trust=True)

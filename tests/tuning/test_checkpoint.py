@@ -16,10 +16,10 @@ from torch import nn
 import perfladder as pl
 from perfladder.backend import Backend, BuildRequest, TorchEagerBackend, register_backend
 from perfladder.errors import ArchiveError, InputError
-from perfladder.tuning import cache, checkpoint
+from perfladder.tuning import cache, checkpoint_load
 from perfladder.tuning.archive_names import find_archive
 from perfladder.tuning.archive_write import write_archive
-from perfladder.tuning.checkpoint import list_modules
+from perfladder.tuning.checkpoint_load import list_modules
 from perfladder.tuning.module import control_of
 
 
@@ -189,8 +189,8 @@ def test_files_that_are_code_need_trust():
 def test_another_environment_is_refused_by_name_or_built_again(monkeypatch, caplog):
     pl.save(tuned(Bound()), "bound.ait")
     pl.save(tuned(Writing()), "portable.ait")
-    here = checkpoint.versions()
-    monkeypatch.setattr(checkpoint, "versions", lambda libraries: {**here, "torch": "9.9"})
+    here = cache.versions()
+    monkeypatch.setattr(checkpoint_load, "versions", lambda libraries: {**here, "torch": "9.9"})
     with pytest.raises(ArchiveError, match=r"torch .* there, 9\.9 here"):
         pl.load(Pipe(1), "bound.ait")
     with caplog.at_level("WARNING", logger="perfladder.tuning"):

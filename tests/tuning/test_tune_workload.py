@@ -28,7 +28,8 @@ from perfladder.tuning.module import Module
 from perfladder.tuning.timesteps import host_timesteps_in
 from perfladder.tuning.tune_evidence import decide
 from perfladder.tuning.tune_request import BackendChoice, GateChoice, TuneRequest
-from perfladder.tuning.tune_workload import OutputComparison, TuneWorkloadResult, measure
+from perfladder.tuning.tune_result import OutputComparison, TuneWorkloadResult
+from perfladder.tuning.tune_workload import measure
 
 SOURCE = """
     import os, time
