@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import select
 import signal
@@ -87,6 +88,8 @@ def _run(
     log_fd: int,
     deadline: float,
 ) -> tuple[bytes, int | None, str | None]:
+    # All that is printed goes to the end of the file, also while the middle of it is dropped.
+    fcntl.fcntl(log_fd, fcntl.F_SETFL, fcntl.fcntl(log_fd, fcntl.F_GETFL) | os.O_APPEND)
     answer_read, answer_write = os.pipe()
     lifeline_read, lifeline_write = os.pipe()
     process = subprocess.Popen(
@@ -143,7 +146,6 @@ def _shorten(log_fd: int) -> None:
     """Drop all but the beginning of what was printed, where that is too much; the child writes on behind it."""
     if os.fstat(log_fd).st_size > _MAX_OUTPUT_BYTES:
         os.ftruncate(log_fd, _KEPT_OUTPUT_BYTES)
-        os.lseek(log_fd, 0, os.SEEK_END)  # the place is the child's too
 
 
 def _memory_of(root: int) -> int:

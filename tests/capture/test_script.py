@@ -1,4 +1,5 @@
 import ast
+import itertools
 import json
 import runpy
 import subprocess
@@ -99,14 +100,19 @@ def capture_of(tmp_path, file, stage, **request) -> Path:
     return folder
 
 
+_NUMBERS = itertools.count()
+
+
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory, write_target):
     """One capture of each stage, shared by the tests that leave it as it is."""
     made = {}
     for stage in ("noisy", "scheduler.step"):
         folder = tmp_path_factory.mktemp(stage)
-        file = write_target(folder, TARGET, seed=7, filename=f"of_script_{stage[:5]}.py")
-        file = file._replace(workload=file.workload.model_copy(update={"target": f"of_script_{stage[:5]}.py:build"}))
+        # A name of its own each time: a worker that gets tests of this file twice has imported the first ones.
+        filename = f"of_script_{stage[:5]}_{next(_NUMBERS)}.py"
+        file = write_target(folder, TARGET, seed=7, filename=filename)
+        file = file._replace(workload=file.workload.model_copy(update={"target": f"{filename}:build"}))
         made[stage] = capture_of(folder, file, stage)
     return made
 
@@ -450,7 +456,8 @@ def test_every_constant_is_filled_in(folders):
     found = constants(folders["noisy"])
     assert list(found) == [node.target.id for node in ast.parse(block).body]
     assert (found["STAGE"], found["SEED"], found["DEVICE"]) == ("noisy", 7, "cpu")
-    assert (found["TARGET_MODULE"], found["BASE_DIR"]) == ("of_script_noisy", str(folders["noisy"].parent))
+    (target,) = folders["noisy"].parent.glob("*.py")
+    assert (found["TARGET_MODULE"], found["BASE_DIR"]) == (target.stem, str(target.parent))
 
 
 def test_settings_are_those_of_a_capture():

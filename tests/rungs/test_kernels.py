@@ -168,7 +168,10 @@ def stalling_operators():
 
 @pytest.mark.usefixtures("stalling_operators")
 def test_a_stall_in_one_of_three_replays_carries_no_finding(measure):
-    result = measure(Pipe(Stalling(one=2)), unprofiled_ms=10.0)
+    for _ in range(5):  # a busy machine may stall another operator too
+        result = measure(Pipe(Stalling(one=2)), unprofiled_ms=10.0)
+        if len(kernels_findings(result, make_background())) > 1:
+            break
     stalled = next(share for share in result.by_operator if share.name == "perfladder_toy::one")
     first = result.by_operator[0]
     assert first.name == "aten::linear"

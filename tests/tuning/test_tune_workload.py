@@ -154,8 +154,9 @@ def load(load_target, tmp_path):
 
 
 def tune(loaded, *backends, **fields):
-    # One module, since noise can give any share to the head.
-    fields = {"min_share": 0.3, "limit": 1, **fields}
+    # By name, since noise can give any share of so short a call to any module.
+    if not fields.keys() & {"modules", "min_share"}:
+        fields["modules"] = ["net"]
     choices = [BackendChoice.parse(text) for text in backends]
     return measure(loaded, TuneRequest(backends=choices, pairs=10, **fields))
 
@@ -163,11 +164,11 @@ def tune(loaded, *backends, **fields):
 def test_what_is_faster_on_the_whole_is_kept(load):
     loaded = load()
     plain = loaded.run().value
-    result = tune(loaded, "toy_offset", "toy_once")
+    result = tune(loaded, "toy_offset", "toy_once", min_share=0.0, limit=1)
     assert (result.status, result.saved_to, result.num_unseen_calls, result.notes) == ("kept", None, 0, [])
     (module,) = result.modules
     assert (module.path, module.error, module.graphs[0].selected) == ("net", None, "Once()")
-    assert module.share > 0.5
+    assert 0 < module.share <= 1
     assert [tried.status for tried in module.graphs[0].candidates] == ["rejected", "kept"]
     assert module.graphs[0].inputs == ["x float32 [8, 128]"]
     evidence = result.evidence
@@ -249,7 +250,7 @@ def test_a_workload_that_differs_from_itself_proves_nothing_about_its_output(loa
 
 def test_the_target_itself_can_be_the_module(load):
     loaded = load(target="pipe.py:build_module")
-    result = tune(loaded, "toy_once")
+    result = tune(loaded, "toy_once", min_share=0.0)
     assert (result.status, result.modules[0].path) == ("kept", "")
     assert isinstance(loaded.obj, Module)
     assert result.evidence.comparison.verdict == "faster"
