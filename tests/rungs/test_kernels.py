@@ -175,7 +175,7 @@ def test_a_stall_in_one_of_three_replays_carries_no_finding(measure):
     stalled = next(share for share in result.by_operator if share.name == "perfladder_toy::one")
     first = result.by_operator[0]
     assert first.name == "aten::linear"
-    assert stalled.repeat_us[1] > 10 * first.total_us
+    assert stalled.repeat_us[1] > first.total_us
     assert max(stalled.repeat_us) == stalled.repeat_us[1] > stalled.total_us
     assert result.total_us < result.repeat_us[1]
     for rows in (result.by_operator, result.by_module, result.families, result.ranking, result.operator_ranking):
