@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from perfladder.tuning.graphs import GraphSpec
 
 _MAX_GRAPHS: Final = 8
+_CALLS_TO_RECORD: Final = 2
 _every: weakref.WeakSet[GraphedCall] = weakref.WeakSet()
 _num_switched_off = 0
 
@@ -39,9 +40,6 @@ def graphs_off() -> Iterator[list[GraphedCall]]:
         yield [call for call in _every if call.num_graphs]
     finally:
         _num_switched_off -= 1
-
-
-_CALLS_TO_RECORD: Final = 2
 
 
 def graphed(built: Built, request: BuildRequest) -> Built:

@@ -26,6 +26,9 @@ OTHER_THREADS_FRAC: Final = 0.2
 """Of a run: from here on the work of other threads is part of who keeps the pace."""
 _US_PER_MS: Final = 1e3
 _PROFILED: Final = "the host's parts are of profiled runs, in which both weigh more than in plain ones"
+_SCHEDULER: Final = (
+    " Where a scheduler only looks its timestep up, `perfladder tune` gives it a copy on the host, if that is faster."
+)
 
 
 @dataclass(frozen=True)
@@ -56,11 +59,6 @@ class Pace:
     def what(self) -> str:
         """The unit of it, in words."""
         return "run" if self.stage is None else f"call of {self.stage}"
-
-
-_SCHEDULER: Final = (
-    " Where a scheduler only looks its timestep up, `perfladder tune` gives it a copy on the host, if that is faster."
-)
 
 
 def pace_findings(pace: Pace, background: Background) -> list[Finding]:

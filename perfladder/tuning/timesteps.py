@@ -73,9 +73,7 @@ class HostTimesteps:
         """Begin to copy timesteps that were just set; nothing waits for it."""
         timesteps = self.scheduler.timesteps
         self._source = self._copied = None
-        if not waits_for_device(timesteps):
-            return
-        if is_recorded(timesteps.device):
+        if not waits_for_device(timesteps) or is_recorded(timesteps.device):
             return
         with on_device(timesteps.device), torch.inference_mode(False), torch.no_grad():
             there = torch.empty_like(timesteps, device="cpu", pin_memory=timesteps.device.type == "cuda")

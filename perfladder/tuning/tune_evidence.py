@@ -86,6 +86,8 @@ def try_schedulers(sides: Sides, schedulers: Mapping[str, Any], pairs: int) -> l
         schedulers: By path.
         pairs: Timed runs of each side.
     """
+    if schedulers:
+        sides.call()  # sets their timesteps
     return [_tried(sides, path, scheduler, pairs) for path, scheduler in schedulers.items()]
 
 
@@ -98,37 +100,43 @@ def _tried(sides: Sides, path: str, scheduler: Any, pairs: int) -> TunedSchedule
     )
     if has_host_timesteps(scheduler):
         return found.model_copy(update={"reason": "it takes its timesteps from the host already"})
-    sides.call()
     if not waits_for_device(scheduler.timesteps):
         return found
     try:
         host = HostTimesteps(scheduler)
     except InputError as error:
         return found.model_copy(update={"reason": str(error)})
-    alone = Sides(sides.loaded, [], [host])
-    try:
-        output = compare_outputs(alone, None)
-    except WorkloadError as error:  # its steps may want all on one device
-        host.deactivate()
-        return found.model_copy(update={"status": "rejected", "reason": f"with timesteps from the host: {error}"})
-    if not host.num_served:
-        host.deactivate()
-        return found.model_copy(update={"reason": "no step was called with one of the timesteps that were set"})
-    num_served = host.num_served
-    if not output.is_right:
-        host.deactivate()
-        changed = {"status": "rejected", "reason": f"the output is not right: {output.reason}"}
-        return found.model_copy(update={**changed, "num_served": num_served})
-    _, _, comparison = time_sides(alone, pairs)
-    is_kept, reason = decide("faster", comparison, output)
-    if is_kept:
+    found = found.model_copy(update=_judged(Sides(sides.loaded, [], [host]), host, pairs))
+    if found.status == "kept":
         sides.hosts.append(host)
     else:
         host.deactivate()
-    status = "kept" if is_kept else "rejected"
-    return found.model_copy(
-        update={"status": status, "reason": reason, "num_served": num_served, "comparison": comparison}
-    )
+    return found
+
+
+def _judged(alone: Sides, host: HostTimesteps, pairs: int) -> dict[str, Any]:
+    """What to say of a scheduler with timesteps from the host, whose sides differ in nothing else."""
+    try:
+        output = compare_outputs(alone, None)
+    except WorkloadError as error:  # its steps may want all on one device
+        return {"status": "rejected", "reason": f"with timesteps from the host: {error}"}
+    num_served = host.num_served
+    if not num_served:
+        return {"reason": "no step was called with one of the timesteps that were set"}
+    if not output.is_right:
+        return {
+            "status": "rejected",
+            "reason": f"the output is not right: {output.reason}",
+            "num_served": num_served,
+        }
+    _, _, comparison = time_sides(alone, pairs)
+    is_kept, reason = decide("faster", comparison, output)
+    return {
+        "status": "kept" if is_kept else "rejected",
+        "reason": reason,
+        "num_served": num_served,
+        "comparison": comparison,
+    }
 
 
 def compare_outputs(sides: Sides, gate: QualityGate | None) -> OutputComparison:

@@ -2,7 +2,6 @@
 
 import copy
 import gc
-import threading
 import types
 import weakref
 from dataclasses import replace
@@ -11,6 +10,7 @@ import pytest
 import torch
 from cpu_graphs import OperatorLane
 from flat_calls import Mlp, Nested, call_of, make_request, nested_call
+from threads import at_once
 from torch import nn
 
 import perfladder as pl
@@ -376,21 +376,16 @@ def test_a_value_on_the_host_is_no_part_of_a_graph(tmp_path):
 
 def test_threads_get_their_own_results(lane, tmp_path):
     request = on(lane, Mlp(), tmp_path, call_of(rows(1, lane)), call_of(rows(2, lane)), batch_sizes=(1, 2))
-    call, wrong, start = GraphedCall(request, lane), [], threading.Barrier(4)
+    call, wrong = GraphedCall(request, lane), []
 
     def work(number):
-        start.wait()
         for turn in range(30):
             x = rows(1 + (number + turn) % 2, lane, number * 10 + turn)
             with torch.no_grad():
                 if not torch.allclose(call(x), request.forward(x), atol=1e-5):
                     wrong.append((number, turn))
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(4, work)
     assert not wrong
     assert call.num_graphs == 2
 

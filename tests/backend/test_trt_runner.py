@@ -2,11 +2,10 @@
 torch at the addresses it is given; those marked `gpu` record real CUDA graphs of it.
 """
 
-import threading
-
 import pytest
 import torch
 from flat_calls import Nested, make_request, nested_call
+from threads import at_once
 from trt_stand_in import CpuLane, opened
 
 from perfladder.backend.cuda_graphs import BoundedCache
@@ -200,20 +199,15 @@ def test_a_part_of_a_tensor_is_moved_to_an_aligned_address(lane):
 
 def test_four_threads_get_their_own_results(lane):
     run, _ = doubling(lane, max_graphs=2, policy="lfu")
-    wrong, start = [], threading.Barrier(4)
+    wrong = []
 
     def work(number):
-        start.wait()
         for call in range(40):
             x = rows(1 + (number + call) % 4, lane, number * 1000.0 + call)
             if not torch.equal(run([x])[0], x * 2):
                 wrong.append((number, call))
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(4, work)
     assert not wrong
     assert run.num_graphs <= 2
 
