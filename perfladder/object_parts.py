@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+import types
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from perfladder.errors import InputError
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from torch import nn
 
 _MAX_NESTING: Final = 2
+_MAX_DEPTH: Final = 4
+"""Attributes, lists and dicts, one in the other, in which references are looked for; modules do not count."""
 
 
 def named_modules_of(obj: Any) -> list[tuple[str, nn.Module]]:
@@ -151,3 +154,37 @@ def public_methods_of(obj: Any) -> list[str]:
     if isinstance(obj, nn.Module):
         return []
     return [n for n, value in vars(type(obj)).items() if not n.startswith("_") and inspect.isfunction(value)]
+
+
+def named_values(obj: Any, may_enter: Callable[[Any], bool] = lambda _: True) -> Iterator[tuple[str, Any]]:
+    """Everything in attributes, lists, dicts, modules, and objects inside, with its path, and the object itself.
+
+    Each object is looked into once; one that lies at several paths comes at each.
+    """
+    from torch import nn
+
+    seen: set[int] = set()
+
+    def walk(path: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
+        yield path, value
+        if depth and id(value) not in seen and may_enter(value):
+            seen.add(id(value))
+            for name, part in _named_parts(value):
+                yield from walk(f"{path}.{name}" if path else name, part, depth - (not isinstance(part, nn.Module)))
+
+    yield from walk("", obj, _MAX_DEPTH)
+
+
+def _named_parts(value: Any) -> list[tuple[str, Any]]:
+    from torch import nn
+
+    from perfladder._torch_private import MODULE_INTERNALS
+
+    if isinstance(value, dict):
+        return [(key, part) for key, part in value.items() if isinstance(key, str) and "." not in key]
+    if isinstance(value, (list, tuple)):
+        return [(str(index), part) for index, part in enumerate(value)]
+    if not hasattr(value, "__dict__") or isinstance(value, (type, types.ModuleType)) or inspect.isroutine(value):
+        return []
+    own = [(name, part) for name, part in list(vars(value).items()) if name not in MODULE_INTERNALS]
+    return [*vars(value)["_modules"].items(), *own] if isinstance(value, nn.Module) else own

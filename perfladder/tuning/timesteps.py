@@ -16,8 +16,7 @@ import torch
 from perfladder._torch_private import change_count
 from perfladder.backend.cuda_lane import is_recorded, on_device
 from perfladder.errors import InputError
-from perfladder.object_parts import attribute_at
-from perfladder.tuning.wrap import named_values
+from perfladder.object_parts import attribute_at, named_values
 
 _KEY: Final = "_perfladder_timesteps"
 

@@ -6,14 +6,13 @@ import functools
 import inspect
 import types
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from perfladder._torch_private import MODULE_INTERNALS
 from perfladder.errors import InputError
-from perfladder.object_parts import attribute_at, set_attribute_at
+from perfladder.object_parts import attribute_at, named_values, set_attribute_at
 from perfladder.profiling.discover import find_parts
 from perfladder.text import near_names
 from perfladder.tuning.control import ModuleControl
@@ -22,9 +21,6 @@ from perfladder.tuning.module import Module, control_of, drop_own_forward
 
 if TYPE_CHECKING:
     from perfladder.tuning.strategies import TuneStrategy
-
-_MAX_DEPTH: Final = 4
-"""Attributes, lists and dicts, one in the other, in which references are looked for; modules do not count."""
 
 
 def wrap(
@@ -126,34 +122,6 @@ def _is_replaced(obj: Any, place: str, module: nn.Module) -> bool:
 def _places(obj: Any, wanted: nn.Module) -> list[str]:
     """Every path at which this very module lies."""
     return [path for path, value in named_values(obj, may_enter=lambda value: value is not wanted) if value is wanted]
-
-
-def named_values(obj: Any, may_enter: Callable[[Any], bool] = lambda _: True) -> Iterator[tuple[str, Any]]:
-    """Everything in attributes, lists, dicts, modules, and objects inside, with its path, and the object itself.
-
-    Each object is looked into once; one that lies at several paths comes at each.
-    """
-    seen: set[int] = set()
-
-    def walk(path: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
-        yield path, value
-        if depth and id(value) not in seen and may_enter(value):
-            seen.add(id(value))
-            for name, part in _named_parts(value):
-                yield from walk(f"{path}.{name}" if path else name, part, depth - (not isinstance(part, nn.Module)))
-
-    yield from walk("", obj, _MAX_DEPTH)
-
-
-def _named_parts(value: Any) -> list[tuple[str, Any]]:
-    if isinstance(value, dict):
-        return [(key, part) for key, part in value.items() if isinstance(key, str) and "." not in key]
-    if isinstance(value, (list, tuple)):
-        return [(str(index), part) for index, part in enumerate(value)]
-    if not hasattr(value, "__dict__") or isinstance(value, (type, types.ModuleType)) or inspect.isroutine(value):
-        return []
-    own = [(name, part) for name, part in list(vars(value).items()) if name not in MODULE_INTERNALS]
-    return [*vars(value)["_modules"].items(), *own] if isinstance(value, nn.Module) else own
 
 
 def wrapped_in(obj: Any) -> list[ModuleControl]:
