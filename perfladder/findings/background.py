@@ -20,15 +20,21 @@ class Background:
         workload: As it was run.
         info: What was found when the target was loaded.
         source: What names the workload on a command line: its file, or the name of a built-in.
+        modules: Stages that are modules, so that they can be tuned by their names.
     """
 
     workload: Workload
     info: LoadedInfo
     source: str
+    modules: frozenset[str] = frozenset()
 
     def command(self, verb: str, *options: str) -> str:
         """A command of ours on the same workload, to be pasted into a shell."""
         return shlex.join(["perfladder", verb, self.source, *options])
+
+    def tune_command(self, stage: str | None, *options: str) -> str:
+        """The command that tunes a stage; of one that is no module, what is called most."""
+        return self.command("tune", *(("--module", stage) if stage in self.modules else ()), *options)
 
     @property
     def total_device_bytes(self) -> int | None:

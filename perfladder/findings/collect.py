@@ -43,7 +43,10 @@ def collect_findings(
         results: By rung, in the order in which they were made.
         source: What names the workload on a command line; by default its own name.
     """
-    background = Background(workload, info, source or workload.name)
+    stages = results.get("stages")
+    timed = stages.stages if isinstance(stages, StagesResult) else []
+    modules = frozenset(stage.name for stage in timed if stage.is_module)
+    background = Background(workload, info, source or workload.name, modules)
     found: list[Finding] = []
     for result in results.values():
         derive = _DERIVATIONS.get(type(result))

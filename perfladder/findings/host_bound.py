@@ -224,7 +224,6 @@ def _python(pace: Pace, evidence: list[Evidence], frac: float) -> Finding:
 
 
 def _dispatch(pace: Pace, background: Background, evidence: list[Evidence]) -> Finding:
-    module = ("--module", pace.stage) if pace.stage else ()
     options = ":cuda_graphs=true" if pace.busy_ms is not None else ""
     count = pace.host.num_operators
     return Finding(
@@ -240,7 +239,7 @@ def _dispatch(pace: Pace, background: Background, evidence: list[Evidence]) -> F
             "on the "
             "whole workload."
         ),
-        next_command=background.command("tune", *module, "--backend", f"inductor_jit{options}"),
+        next_command=background.tune_command(pace.stage, "--backend", f"inductor_jit{options}"),
     )
 
 

@@ -333,7 +333,8 @@ def _repeat(replay: Replay, call: CapturedCall, repeats: int) -> None:
     from perfladder.trace.record import span
 
     for index in range(repeats):
-        args, kwargs = replay.prepare(call)
+        with span(WARMUP_KIND, str(index)):  # inputs are copied to the device, which is work of no run
+            args, kwargs = replay.prepare(call)
         with replay.settings(call), span(RUN_KIND, str(index)):
             replay.call(args, kwargs)
             replay.loaded.synchronize()

@@ -98,7 +98,7 @@ def _stage(
     return StageTiming(
         name=site.path,
         owner_type=site.owner_type,
-        is_module=site.is_module,
+        is_module=site.is_module and not site.phase,
         dtypes=_dtypes(site),
         aliases=[alias for alias, path in state.aliases.items() if path == site.path],
         calls_per_run=sum(not call.is_item for calls in per_run for call in calls) / len(runs),

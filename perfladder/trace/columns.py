@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
+from operator import attrgetter
 from typing import Final, TypeVar
 
 import msgspec
@@ -264,7 +265,7 @@ def _argument_columns(arguments: list[Arguments], category: IntArray) -> dict[st
     if len(rest):
         chosen = [arguments[index] for index in rest.tolist()]
         for name in _DEVICE_COLUMNS:
-            values = _narrow([getattr(argument, name) for argument in chosen])
+            values = _narrow(list(map(attrgetter(name), chosen)))
             columns[name] = np.full(count, ABSENT, values.dtype)
             columns[name][rest] = values
     return columns

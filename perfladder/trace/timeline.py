@@ -6,6 +6,7 @@ from typing import Final
 
 import numpy as np
 
+from perfladder.text import plural
 from perfladder.trace.attribution import Attribution
 from perfladder.trace.intervals import Union, overlap_ns, unite
 from perfladder.trace.model import ABSENT, BoolArray, Category, IntArray, Trace
@@ -15,6 +16,8 @@ from perfladder.trace.warnings import TraceWarning, WarningCode
 
 _US: Final = 1e-3
 _SOURCE: Final = "trace.timeline"
+_OVERLAP_FRAC: Final = 0.005
+"""Kernels that start while the one before drains overlap by so little, and no number changes by it."""
 
 
 class StreamRow(Row):
@@ -97,8 +100,11 @@ def report_timeline(trace: Trace, attribution: Attribution | None = None) -> Tim
     device = device_of(trace, event)
     stream = stream_of(trace, event)
     streams = _stream_rows(trace, event, device, stream)
-    num_overlapping = sum(row.sum_us > row.busy_us + 1.0 for row in streams)
-    message = f"Device events overlap in {num_overlapping} streams."
+    overlaps = [row for row in streams if row.sum_us - row.busy_us > 1.0 + _OVERLAP_FRAC * row.busy_us]
+    message = (
+        f"Device events of {plural(len(overlaps), 'stream')} overlap, for "
+        f"{sum(row.sum_us - row.busy_us for row in overlaps):.1f} us of {sum(row.busy_us for row in overlaps):.1f}."
+    )
     warning = TraceWarning(code=WarningCode.DEVICE_EVENTS_OVERLAP, message=message, source=_SOURCE)
     return Timeline(
         devices=tuple(_device_rows(trace, event, device)),
@@ -106,7 +112,7 @@ def report_timeline(trace: Trace, attribution: Attribution | None = None) -> Tim
         copies=tuple(_copy_rows(trace, event)),
         communication=tuple(_communication_rows(trace, counted)),
         overlap=_overlap(trace, event, device),
-        warnings=(warning,) if num_overlapping else (),
+        warnings=(warning,) if overlaps else (),
     )
 
 

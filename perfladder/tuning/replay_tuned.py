@@ -53,7 +53,9 @@ class TunedCall(Model):
     reason: str | None = Field(description="Why the tuned one's is not.")
     max_abs_error: float
     max_rel_error: float = Field(description="Of the largest magnitude of each tensor.")
-    quality: float | None = Field(description="Of the gate's metric; None: it was not needed, or there is no gate.")
+    quality: float | None = Field(
+        description="Of the gate's metric; None: there is no gate, or nothing differs that it could measure."
+    )
 
 
 class TunedReplay(Model):

@@ -71,7 +71,9 @@ class OutputComparison(Model):
     reason: str | None
     max_abs_error: float
     max_rel_error: float = Field(description="Of the largest magnitude of each tensor.")
-    quality: float | None = Field(description="Of the gate's metric; None: it was not needed, or there is no gate.")
+    quality: float | None = Field(
+        description="Of the gate's metric; None: there is no gate, or nothing differs that it could measure."
+    )
     gate: str | None = Field(description="Metric and least value; None: tolerances by dtype.")
     not_compared: list[str] = Field(description="Parts of the output that cannot be compared.")
 

@@ -31,7 +31,7 @@ class OutputDifference:
     Attributes:
         max_abs_error: Over all numbers; levels, for pictures.
         max_rel_error: Of the largest magnitude of each tensor, or of 255 levels.
-        quality: Of the gate's metric, where tolerances did not do.
+        quality: Of the gate's metric; None: there is no gate, or nothing differs that it could measure.
         reason: Why it is wrong; None: it is right.
     """
 
@@ -72,7 +72,7 @@ def compare_output(
     Args:
         expected: Of the plain modules.
         found: Of those that were tuned.
-        gate: Least likeness of numbers that are beyond their tolerance; None: those are wrong.
+        gate: Least likeness of the numbers, in place of their tolerances; None: those beyond their tolerance are wrong.
         computed_in: Dtypes that the tuned modules compute in. The tolerance is the widest of these and of the number's
             own: a picture of a pipeline in float16 is no more exact for being handed over in float32.
     """
@@ -91,7 +91,7 @@ def compare_output(
         if not is_accepted:
             beyond[path] = difference
     reason, quality = _told(formal), None
-    if reason is None and beyond and gate is not None:
+    if reason is None and worst_abs > 0 and gate is not None:
         quality = gate.value_of(expected, found)
         reason = None if quality >= gate.minimum else f"{gate.name} is {quality:.4g}, below {gate.minimum:g}"
     elif reason is None:

@@ -344,6 +344,7 @@ def test_triton_kernel_has_the_line_that_launched_it(tmp_path, monkeypatch, prof
     assert row.launch_site == f"own_triton.py:{line} (double)"
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # of what Inductor imports
 @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
 @pytest.mark.gpu
 def test_kernels_that_inductor_generated_have_no_line(tmp_path):

@@ -90,6 +90,14 @@ def test_a_gate_measures_what_is_beyond_tolerances():
     assert compared(expected, found, QualityGate("cosine", 0.9999)).reason.startswith("cosine is 0.99")
 
 
+def test_a_gate_stands_in_place_of_the_tolerances():
+    expected, found = torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.0001])
+    assert compared(expected, found).quality is None
+    right = compared(expected, found, QualityGate("psnr", 40))
+    assert (right.reason, right.quality) == (None, pytest.approx(83, abs=0.1))
+    assert compared(expected, found, QualityGate("psnr", 90)).reason.startswith("psnr is 83")
+
+
 def test_a_gate_measures_pictures():
     assert compared([picture(200)], [picture(190)], QualityGate("psnr", 40)).reason is None
     assert "psnr is" in compared([picture(200)], [picture(100)], QualityGate("psnr", 40)).reason
