@@ -30,6 +30,12 @@ class Background:
         """A command of ours on the same workload, to be pasted into a shell."""
         return shlex.join(["perfladder", verb, self.source, *options])
 
+    def tune_command(self, *options: str) -> str | None:
+        """The same to tune its modules; None where they are tuned or compiled already, or run in several processes."""
+        work = self.workload
+        is_plain = work.tuned is None and work.compile is None and work.nproc == 1
+        return self.command("tune", *options) if is_plain else None
+
     @property
     def total_device_bytes(self) -> int | None:
         """Memory of the device that was measured on; None on a CPU."""

@@ -240,7 +240,7 @@ def _dispatch(pace: Pace, background: Background, evidence: list[Evidence]) -> F
             "on the "
             "whole workload."
         ),
-        next_command=background.command("tune", *module, "--backend", f"inductor_jit{options}"),
+        next_command=background.tune_command(*module, "--backend", f"inductor_jit{options}"),
     )
 
 

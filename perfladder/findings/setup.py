@@ -149,7 +149,7 @@ def _under_autocast(stage: StageTiming, dtype: str, background: Background) -> s
     if dtype == "float32":  # autocast goes below it only
         return None
     backend = f"eager:autocast_enabled=true,autocast_dtype={dtype}"
-    return background.command("tune", "--module", stage.name, "--backend", backend, "--quality", "psnr>=30")
+    return background.tune_command("--module", stage.name, "--backend", backend, "--quality", "psnr>=30")
 
 
 def _width(stage: StageTiming) -> int | None:
