@@ -90,7 +90,7 @@ def fusable_operators(result: KernelsResult, background: Background) -> list[Fin
 
     Where the host sets the pace it is the launches that count, and the finding is one of who keeps the pace.
     """
-    if result.bound is None or result.bound.verdict not in ("device", "mixed"):
+    if result.kind != "kernels" or result.bound is None or result.bound.verdict not in ("device", "mixed"):
         return []
     parts = {family: found for family in _PASSES if (found := _unfused(result, family)).count}
     whole = _add("unfused", list(parts.values()))
