@@ -32,8 +32,14 @@ class Background:
         """A command of ours on the same workload, to be pasted into a shell."""
         return shlex.join(["perfladder", verb, self.source, *options])
 
-    def tune_command(self, stage: str | None, *options: str) -> str:
-        """The command that tunes a stage; of one that is no module, what is called most."""
+    def tune_command(self, stage: str | None, *options: str) -> str | None:
+        """The same to tune a stage, or where it is no module what is called most.
+
+        None where modules are tuned or compiled already, or run in several processes: `tune` takes none of these.
+        """
+        work = self.workload
+        if work.tuned is not None or work.compile is not None or work.nproc > 1:
+            return None
         return self.command("tune", *(("--module", stage) if stage in self.modules else ()), *options)
 
     @property

@@ -44,8 +44,8 @@ def collect_findings(
         source: What names the workload on a command line; by default its own name.
     """
     stages = results.get("stages")
-    timed = stages.stages if isinstance(stages, StagesResult) else []
-    modules = frozenset(stage.name for stage in timed if stage.is_module)
+    scenarios = stages.scenarios if isinstance(stages, StagesResult) else []
+    modules = frozenset(stage.name for scenario in scenarios for stage in scenario.stages if stage.is_module)
     background = Background(workload, info, source or workload.name, modules)
     found: list[Finding] = []
     for result in results.values():

@@ -35,6 +35,8 @@ Kind = Literal[
     "device_bound",
     "dominant_kernels",
     "largest_possible_win",
+    "layout_conversions",
+    "fusable_operators",
     "kernel_question",
     "kernel_diagnosis",
     "profiler_distorts",

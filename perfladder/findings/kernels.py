@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from perfladder.findings.background import Background, spread_text, where
+from perfladder.findings.extra_passes import fusable_operators, layout_conversions
 from perfladder.findings.finding import Evidence, Finding
 from perfladder.findings.host_bound import Pace, pace_findings
 from perfladder.findings.movement import transfer_findings
@@ -20,6 +21,8 @@ def kernels_findings(result: KernelsResult, background: Background) -> list[Find
     return [
         *_dominant(result),
         *_device_bound(result),
+        *layout_conversions(result, background),
+        *fusable_operators(result, background),
         *possible_win(result),
         *kernel_question(result, background),
         *_pace_of_call(result, background),

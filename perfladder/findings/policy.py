@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from perfladder.findings.extra_passes import FUSABLE_FRAC, LAYOUT_FRAC
 from perfladder.findings.finding import Finding, Kind
 from perfladder.findings.host_bound import (
     BUSY_FRAC,
@@ -130,6 +131,20 @@ POLICY: Final = (
         f"A stage with {WIDE_SHARE:.0%} of the time or more has wider weights than another stage.",
     ),
     PolicyRow("kernel_diagnosis", ("ncu",), "Nsight Compute has profiled a kernel; `undecided` is one of its answers."),
+    # One option each tries what these two say, so they come before the look at single kernels; a layout comes before a
+    # compiler, since trying it takes seconds.
+    PolicyRow(
+        "layout_conversions",
+        ("kernels",),
+        "Kernels that only change a tensor's memory layout around convolutions (family `layout`) hold "
+        f"{LAYOUT_FRAC:.0%} of a call's kernel time or more.",
+    ),
+    PolicyRow(
+        "fusable_operators",
+        ("kernels",),
+        "The device sets the pace or shares it, and kernels of elementwise operators, copies, normalizations and "
+        f"reductions that no compiler wrote hold {FUSABLE_FRAC:.0%} of the kernel time or more.",
+    ),
     PolicyRow(
         "kernel_question",
         ("kernels",),

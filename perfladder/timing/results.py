@@ -76,7 +76,9 @@ class StageTiming(Model):
 
     name: str
     owner_type: str
-    is_module: bool = Field(default=False, description="Whether the call site is a module, and no method or phase of one.")
+    is_module: bool = Field(
+        default=False, description="Whether the call site is a module, and no method or phase of one."
+    )
     dtypes: list[str] = Field(default=[], description="Of its owner's parameters, where that is a module.")
     aliases: list[str] = []
     calls_per_run: float

@@ -32,6 +32,7 @@ class Family(StrEnum):
     ELEMENTWISE = "elementwise"
     REDUCTION = "reduction"
     COPY = "copy"
+    LAYOUT = "layout"
     COMMUNICATION = "communication"
     OTHER = "other"
 
@@ -59,6 +60,12 @@ def _rule(family: Family, pattern: str, source: str, why: str) -> Rule:
     return Rule(family, re.compile(pattern, re.IGNORECASE), source, why)
 
 
+_TRANSFERS: Final = ("Memcpy ", "Memset ", "Copy")
+"""How names of copies and fills begin that are no kernels."""
+_COMPILED: Final = re.compile(r"^(void )?(triton_|nvfuser_|CudaCodeGen::|fused_|__myl_)")
+"""Names that Inductor, nvFuser, TorchScript's fusers and TensorRT give to the kernels that they write."""
+_UNFUSED: Final = (Family.NORMALIZATION, Family.ELEMENTWISE, Family.REDUCTION, Family.COPY)
+"""What a compiler fuses with its neighbours."""
 _NORMS: Final = r"(layer|group|batch|instance|rms)_?norm"
 
 KERNEL_RULES: Final = (
@@ -82,11 +89,17 @@ KERNEL_RULES: Final = (
         "before convolution and GEMM: cuDNN names it flash_fprop, ATen fmha_cutlassF",
     ),
     _rule(
+        Family.LAYOUT,
+        r"ncd?hw_?(to|2)_?nd?hwc|nd?hwc_?(to|2)_?ncd?hw|batched_transpose_\d+x\d+",
+        "cuDNN (nchwToNhwcKernel, nhwcToNchwKernel), MIOpen",
+        "before convolution, around which they only change the order of a tensor's elements",
+    ),
+    _rule(
         Family.CONVOLUTION,
         r"fprop|wgrad|dgrad|convolve|convolution|winograd|conv_?[123]d|conv_depthwise|implicit_gemm|im2col|vol2col"
-        r"|nchwToNhwc|nhwcToNchw|kern_precompute_indices|naive_conv|miopen.*conv",
+        r"|kern_precompute_indices|naive_conv|miopen.*conv",
         "cuDNN (sm80_xmma_fprop_implicit_gemm_..._cudnn, implicit_convolve_sgemm, winograd_nonfused), ATen, MIOpen",
-        "before GEMM: convolutions are implicit GEMMs; layout changes of cuDNN serve nothing else",
+        "before GEMM: convolutions are implicit GEMMs",
     ),
     _rule(
         Family.NORMALIZATION,
@@ -197,7 +210,7 @@ def classify_kernel(name: str, operator: str | None = None) -> Family:
 
     The operator decides where the name says nothing, and where a convolution is done by a plain matrix product.
     """
-    if name.startswith(("Memcpy ", "Memset ", "Copy")):
+    if name.startswith(_TRANSFERS):
         return Family.COPY
     if is_communication(name):
         return Family.COMMUNICATION
@@ -206,6 +219,23 @@ def classify_kernel(name: str, operator: str | None = None) -> Family:
     if by_name is None or (by_name is Family.GEMM and by_operator is Family.CONVOLUTION):
         return by_operator
     return by_name
+
+
+def is_compiled_kernel(name: str) -> bool:
+    """Whether a compiler wrote the kernel, by its name."""
+    return _COMPILED.match(name) is not None
+
+
+def unfused_family(name: str) -> Family | None:
+    """Return the family of a kernel that passes over memory for one operator alone, which a compiler could fuse.
+
+    None for all others: products, attention and convolutions, copies and fills that are no kernels, what a compiler
+    wrote, and names that no rule knows.
+    """
+    if is_compiled_kernel(name) or name.startswith(_TRANSFERS):
+        return None
+    family = classify_kernel(name)
+    return family if family in _UNFUSED else None
 
 
 def families_of(table: KernelTable) -> IntArray:
@@ -240,6 +270,8 @@ def families_of_groups(
 ) -> list[Family]:
     """Return each group's family: that which most of its kernels' time is of, or on a CPU that of its operator.
 
+    A convolution is one even where changing the layout around it takes longer.
+
     Args:
         table: The kernels.
         entries: Those of its entries that are in a group.
@@ -251,4 +283,8 @@ def families_of_groups(
     code = group.astype(np.int64) * len(FAMILIES) + families_of(table)[entries]
     size = len(operators) * len(FAMILIES)
     totals = sum_by(code, table.duration_ns[entries], size).reshape(len(operators), len(FAMILIES))
+    layout, convolution = FAMILIES.index(Family.LAYOUT), FAMILIES.index(Family.CONVOLUTION)
+    serves = totals[:, convolution] > 0
+    totals[serves, convolution] += totals[serves, layout]
+    totals[serves, layout] = 0
     return [FAMILIES[index] for index in totals.argmax(axis=1).tolist()]

@@ -81,7 +81,7 @@ class RooflineRow(Row):
         return min(max(known), 1.0) if known else None
 
 
-_MOVES_ONLY: Final = ("copy", "elementwise", "normalization", "reduction")
+_MOVES_ONLY: Final = ("copy", "layout", "elementwise", "normalization", "reduction")
 """Families whose work is to move data: what they compute costs nothing beside it."""
 
 

@@ -276,6 +276,21 @@ def test_who_keeps_the_pace(found, kinds):
     assert [finding.kind for finding in pace_findings(found, make_background())] == kinds
 
 
+@pytest.mark.parametrize("workload", [{"compile": {}}, {"tuned": {"archive": "net.ait"}}, {"nproc": 2}])
+def test_no_tuning_is_proposed_where_it_would_be_refused(workload):
+    (plain,) = pace_findings(pace(stage="unet", **DISPATCHING), make_background(modules=["unet"]))
+    assert plain.next_command == "perfladder tune n.yaml --module unet --backend inductor_jit:cuda_graphs=true"
+    (refused,) = pace_findings(pace(stage="unet", **DISPATCHING), make_background(modules=["unet"], **workload))
+    assert refused.kind == plain.kind
+    assert refused.next_command is None
+
+
+@pytest.mark.parametrize("stage", ["vae.decode", "decode", None])
+def test_a_stage_that_is_no_module_is_not_named_to_tuning(stage):
+    (found,) = pace_findings(pace(stage=stage, **DISPATCHING), make_background(modules=["unet"]))
+    assert found.next_command == "perfladder tune n.yaml --backend inductor_jit:cuda_graphs=true"
+
+
 @pytest.mark.parametrize(("others_us", "is_found"), [(0.0, False), (900.0, True)])
 def test_time_outside_modules_is_no_cause_where_other_threads_work(others_us, is_found):
     data = json.loads((RECORDED / "glue" / "regions.json").read_text())

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from perfladder import instrument
 from perfladder._torch_private import CompileCounters
 from perfladder.environment import DeviceProcess, DeviceSnapshot, Snapshot
 from perfladder.errors import InputError, NotPossibleHereError, WorkloadError
@@ -56,6 +57,12 @@ class Pipe:
 @pytest.fixture
 def pipe(clock):
     return Pipe(clock)
+
+
+@pytest.fixture(autouse=True)
+def _own_marks(monkeypatch):
+    """Marks that a test of this process met before are none of this test's."""
+    monkeypatch.setattr(instrument._MARKS, "sites", {})
 
 
 @pytest.fixture(autouse=True)

@@ -62,6 +62,7 @@ def by_name(result):
 
 def test_first_call_of_generate_is_the_prefill_and_the_others_decode(measured, model):
     result = measured(model, call="generate")
+    assert not any(stage.is_module for stage in by_name(result).values())
     found = by_name(result)
     assert set(found) == {"prefill", "decode"}, "neither the model as a whole nor its parts"
     assert (found["prefill"].calls_per_run, found["decode"].calls_per_run) == (1, 3)

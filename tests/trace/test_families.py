@@ -15,6 +15,9 @@ from perfladder.trace.families import (
     classify_kernel,
     classify_operator,
     families_of,
+    families_of_groups,
+    is_compiled_kernel,
+    unfused_family,
 )
 from perfladder.trace.kernels import list_kernels, summarize_kernels
 from perfladder.trace.model import Trace
@@ -35,7 +38,10 @@ KERNELS = [
     ("void implicit_convolve_sgemm<float, float, 128, 5, 5, 3, 3, 3, 1, true>(int, int, int)", Family.CONVOLUTION),
     ("sm90_xmma_wgrad_implicit_gemm_indexed_bf16bf16_bf16f32_f32_nhwckrsc_nhwc_cudnn", Family.CONVOLUTION),
     ("void at::native::(anonymous namespace)::conv_depthwise2d_forward_kernel<3, float, int>", Family.CONVOLUTION),
-    ("void cudnn::ops::nchwToNhwcKernel<__half, __half, float, false, true>(nchw2nhwc_params)", Family.CONVOLUTION),
+    ("void cudnn::ops::nchwToNhwcKernel<__half, __half, float, false, true>(nchw2nhwc_params)", Family.LAYOUT),
+    ("void cudnn::engines_precompiled::nhwcToNchwKernel<__half, __half, float, true, false>(params)", Family.LAYOUT),
+    ("batched_transpose_32x32_half", Family.LAYOUT),
+    ("sm80_xmma_fprop_implicit_gemm_f16f16_f16f32_f32_nhwckrsc_nhwc_tilesize128x128x32_cudnn", Family.CONVOLUTION),
     ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128_4x1x1_kernel0_0", Family.ATTENTION),
     ("void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, 128, 4>, false>(Params)", Family.ATTENTION),
     ("fmha_cutlassF_bf16_aligned_64x128_rf_sm80(PyTorchMemEffAttention::AttentionKernel<>)", Family.ATTENTION),
@@ -91,6 +97,40 @@ def test_operator_decides_where_the_name_says_nothing_or_only_how_it_is_done():
     assert classify_kernel("sm80_xmma_gemm_f32f32_cublas", "aten::cudnn_convolution") is Family.CONVOLUTION
     assert classify_kernel("sm80_xmma_gemm_f32f32_cublas", "aten::addmm") is Family.GEMM
     assert classify_kernel("reduce_kernel", "aten::addmm") is Family.REDUCTION
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [
+        ("void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float> >(int)", "elementwise"),
+        (
+            "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::MeanOps<float>>>",
+            "reduction",
+        ),
+        ("void at::native::(anonymous namespace)::CatArrayBatchedCopy<OpaqueType<2u>, 4, 64, 64>", "copy"),
+        ("triton_poi_fused_native_layer_norm_1", None),
+        ("nvfuser_pointwise_f0_c1_r0_g0(Tensor<float, 1, 1>)", None),
+        ("Memcpy DtoD (Device -> Device)", None),
+        ("nvjet_tst_256x256_64x4_2x1_v_bz_coopA_TNT", None),
+        ("my_own_kernel", None),
+    ],
+)
+def test_what_a_compiler_could_fuse_is_of_one_operator_and_not_fused_yet(name, family):
+    assert unfused_family(name) == family
+    assert is_compiled_kernel(name) is name.startswith(("triton_", "nvfuser_"))
+
+
+def test_a_convolution_is_one_where_changing_the_layout_takes_longer(scene):
+    scene.run(0, 0, 100).op("aten::cudnn_convolution", 5, 50)
+    for number, name, duration in ((1, "nchwToNhwcKernel", 30), (2, "sm90_xmma_fprop_cudnn", 10)):
+        scene.call("cudaLaunchKernel", 10 * number, 5, number).kernel(name, 100 * number, duration, number)
+    table = list_kernels(scene.trace())
+    rows = {row.kernel: row.family for row in summarize_kernels(table)}
+    assert rows == {"nchwToNhwcKernel": "layout", "sm90_xmma_fprop_cudnn": "convolution"}
+    whole = families_of_groups(table, np.arange(2), np.zeros(2, np.int64), ["aten::cudnn_convolution"])
+    assert whole == [Family.CONVOLUTION]
+    apart = families_of_groups(table, np.arange(2), np.arange(2), ["a", "b"])
+    assert set(apart) == {Family.LAYOUT, Family.CONVOLUTION}
 
 
 def test_each_rule_says_whose_names_it_reads_and_why():

@@ -12,7 +12,9 @@ from perfladder.trace.families import FAMILIES
 # Okabe and Ito, "Color Universal Design" (2008), without its yellow and black, which vanish on white or on black.
 PALETTE: Final = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7")
 GREY: Final = "#8A8F98"
-SYMBOLS: Final = ("circle", "square", "diamond", "triangle-up", "x", "star", "cross", "hexagon", "triangle-down")
+SYMBOLS: Final = (
+    *("circle", "square", "diamond", "triangle-up", "x", "star", "cross", "hexagon", "triangle-down", "pentagon"),
+)
 PATTERNS: Final = ("", "/", ".", "x", "\\", "-", "|", "+")
 MAX_POINTS: Final = 1000
 """Samples of one group that a plot draws, evenly chosen; tables speak of all."""
