@@ -21,7 +21,8 @@ from perfladder.rundir import RunDirectory, read_model
 from perfladder.rungs import ncu
 from perfladder.rungs.base import RungContext
 from perfladder.rungs.capture import CaptureResult
-from perfladder.rungs.kernels import KernelsResult, Share
+from perfladder.profiling.shares import Share
+from perfladder.rungs.kernels import KernelsResult
 from perfladder.rungs.ncu import NcuResult
 from perfladder.tasks.metrics import metrics_of
 from perfladder.trace.critical import Boundness
