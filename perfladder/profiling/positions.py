@@ -20,7 +20,8 @@ from perfladder.trace.work import OperatorCall
 
 _BLOCK_DEPTH: Final = 2
 _OUTSIDE: Final = "(outside the stage)"
-R = TypeVar("R", KernelSummary, RankedGroup, RooflineRow)
+PlacedRow = KernelSummary | RankedGroup | RooflineRow
+R = TypeVar("R", bound=PlacedRow)
 
 
 class PositionRows(Model):
@@ -73,9 +74,7 @@ def take_positions(
     return PositionRows(
         kernels=sorted(merged, key=lambda row: -row.total_us)[:limit],
         by_module=sum_shares(kernels, [positions[path] for path in modules], modules),
-        by_block=sum_shares(
-            kernels, blocks, [_cut(path, block) for path, block in zip(modules, blocks, strict=True)]
-        ),
+        by_block=sum_shares(kernels, blocks, [_cut(path, block) for path, block in zip(modules, blocks, strict=True)]),
         ranking=sorted(ranking, key=lambda row: (-row.possible_win_us, -row.total_us))[:limit],
         roofline=sorted(roofline, key=lambda row: -row.total_us)[:limit],
     )
@@ -87,7 +86,8 @@ def _costs(
     calls: Iterable[OperatorCall],
     kinds: Mapping[str, Hashable],
 ) -> Costs:
-    time_us = {module_of(row.region_id): 0.0 for row in (*evidence.ranking, *evidence.roofline)}
+    others: list[PlacedRow] = [*evidence.ranking, *evidence.roofline]
+    time_us = {module_of(_region(row)): 0.0 for row in others}
     for row in kernels:
         path = module_of(row.region)
         time_us[path] = time_us.get(path, 0.0) + row.total_us
@@ -116,7 +116,7 @@ def _groups(
     return groups
 
 
-def _region(row: KernelSummary | RankedGroup | RooflineRow) -> str | None:
+def _region(row: PlacedRow) -> str | None:
     return row.region if isinstance(row, KernelSummary) else row.region_id
 
 
@@ -193,7 +193,7 @@ def _merge_work(rows: Sequence[RooflineRow], region: str | None, peaks: Peaks | 
     )
 
 
-def _num_modules(rows: Iterable[KernelSummary | RankedGroup | RooflineRow]) -> int:
+def _num_modules(rows: Iterable[PlacedRow]) -> int:
     return len({_region(row) for row in rows})
 
 

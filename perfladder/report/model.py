@@ -15,11 +15,11 @@ from perfladder.nsight.command import KernelFilter
 from perfladder.nsight.diagnosis import Verdict
 from perfladder.peaks import Peaks
 from perfladder.profiling.graph_rows import GraphRow
+from perfladder.profiling.shares import Share
 from perfladder.report.load import LoadView
 from perfladder.rundir import RunDirectory, RunRecord, read_model
 from perfladder.rungs.base import R, RungResult
 from perfladder.rungs.harness import HarnessResult
-from perfladder.profiling.shares import Share
 from perfladder.rungs.kernels import KernelsResult
 from perfladder.rungs.ncu import NcuResult, ProfiledLaunch
 from perfladder.rungs.regions import RegionsResult, RegionSummary, ResidualSummary

@@ -1,8 +1,9 @@
 """Module paths by their position in a repeated block: `blocks.0.attn` to `blocks.37.attn` are one, `blocks.*.attn`.
 
-Numbered siblings are repeated if they are of one kind (by the caller's word, e.g. class and shapes of weights; without it,
-the same places below them) and of like cost: the largest at most twice the smallest, by counted bytes where all have
-some, else by time. So the stages of a U-Net, whose sizes differ, and the layers of an `nn.Sequential` stay apart.
+Numbered siblings are repeated if they are of one kind (by the caller's word, e.g. class and shapes of weights; without
+it, the same places below them) and of like cost: the largest at most twice the smallest, by counted bytes where all
+have some, else by time. So the stages of a U-Net, whose sizes differ, and the different layers of an `nn.Sequential`
+stay apart.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from perfladder.profiling.shares import Share
 from perfladder.report.amounts import ms, percent
 from perfladder.report.html.blocks import Block, Cell, Code, Column, Plot, Section, Table, Text, View
 from perfladder.report.html.plots import PALETTE, family_colour, label, rows_height, rows_layout
 from perfladder.report.html.run_data import RunData, grouped, name, number, numbers, place_of
-from perfladder.profiling.shares import Share
 from perfladder.rungs.kernels import KernelsResult
 from perfladder.trace.kernels import KernelSummary
 from perfladder.trace.ranking import RankedGroup

@@ -63,9 +63,9 @@ def _roofline_plot(result: KernelsResult) -> Plot:
     left_out = f" The {_POINTS} longest of {len(known)} are drawn." if len(known) > _POINTS else ""
     return Plot(
         title="Achieved arithmetic against the roofs",
-        reading="Each mark is an operator in a module, repeated modules together; its area is its time, its shape and colour the family. Near the "
-        "slope memory limits it, near a flat roof arithmetic does; far below both, neither. Above a roof: a cache "
-        "serves it." + left_out,
+        reading="Each mark is an operator in a module, repeated modules together; its area is its time, its shape and "
+        "colour the family. Near the slope memory limits it, near a flat roof arithmetic does; far below both, neither."
+        " Above a roof: a cache serves it." + left_out,
         views=[
             View(
                 name="roofline",
