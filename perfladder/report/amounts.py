@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-_WITH_ASTERISK: Final = re.compile(r"(?<!`)\b[\w.\[\],-]*\.\*(?:[\w.*\[\],-]*[\w*\]])?")
+_WITH_ASTERISK: Final = re.compile(r"(?<![`\w.])\b[\w.\[\],-]*\.\*(?:[\w.*\[\],-]*[\w*\]])?")
 
 
 def ms(value: float | None) -> str:
