@@ -205,13 +205,12 @@ def _sum_known(values: Iterable[float | None]) -> float | None:
 
 
 def _block_of_position(position: str, stage: str) -> str:
-    """Return the block that a position lies in: it ends with the first repeated component, else two levels below.
+    """Return the block that a position lies in: as of a path, or one level more where that is a repeated one.
 
-    Two levels that end in a list of repeated modules, such as `model.layers`, go on to these: `model.layers.*`.
+    So `model.layers` goes on to `model.layers.*`, which is a block while the list of them is none.
     """
-    parts = position.removeprefix(f"{stage}.").split(".") if position.startswith(f"{stage}.") else []
-    depth = next((place + 1 for place, part in enumerate(parts[: _BLOCK_DEPTH + 1]) if is_repeated(part)), _BLOCK_DEPTH)
-    return _first_parts(position, stage, depth)
+    deeper = _first_parts(position, stage, _BLOCK_DEPTH + 1)
+    return deeper if is_repeated(deeper.rpartition(".")[2]) else block_of(position, stage)
 
 
 def _first_parts(path: str, stage: str, depth: int) -> str:

@@ -8,6 +8,7 @@ from torch import nn
 from perfladder.findings.kernels import kernels_findings
 from perfladder.functional.kinds import kinds_of_numbered
 from perfladder.peaks import Peaks
+from perfladder.profiling.positions import _block_of_position
 from perfladder.report import build_report, render_markdown
 from perfladder.report.amounts import as_code
 from perfladder.report.tables import show_table
@@ -99,6 +100,14 @@ def test_blocks_are_one_row_and_layers_of_the_head_two(result):
     inside = [row for row in result.by_block if row.name.startswith("stage.blocks.")]
     assert block.total_us == pytest.approx(sum(row.total_us for row in inside))
     assert leads(block, result.by_position.by_block)
+
+
+def test_blocks_of_a_stage_that_is_a_list_are_what_is_inside_of_them():
+    assert _block_of_position("net.model.layers.*.mlp.up", "net") == "net.model.layers.*"
+    assert _block_of_position("net.*.mix.0", "net") == "net.*.mix"
+    assert _block_of_position("net.up_blocks.0.attentions.*.norm", "net") == "net.up_blocks.0"
+    assert _block_of_position("net.blocks.[0-3]", "net") == "net.blocks.[0-3]"
+    assert (_block_of_position("net", "net"), _block_of_position("other.a.b.c", "net")) == ("net", "other.a.b.c")
 
 
 def test_rates_are_of_all_work_in_all_time(result):
