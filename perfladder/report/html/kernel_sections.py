@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from perfladder.profiling.shares import Share
 from perfladder.report.amounts import ms, percent
 from perfladder.report.html.blocks import Block, Cell, Code, Column, Plot, Section, Table, Text, View
 from perfladder.report.html.plots import PALETTE, family_colour, label, rows_height, rows_layout
-from perfladder.report.html.run_data import RunData, grouped, name, number, numbers, place_of
+from perfladder.report.html.run_data import RunData, counted, grouped, name, number, numbers, place_of
 from perfladder.rungs.kernels import KernelsResult
 from perfladder.trace.kernels import KernelSummary
 from perfladder.trace.ranking import RankedGroup
@@ -48,7 +47,7 @@ def _kernel_bars(result: KernelsResult) -> Plot:
     groupings = {
         "family": [(row.family, row.total_us, row.share) for row in result.families],
         "operator": [(row.name, row.total_us, row.share) for row in result.by_operator],
-        "block": [(_block(row), row.total_us, row.share) for row in result.positions.by_block],
+        "block": [(counted(row.name, row.num_modules), row.total_us, row.share) for row in result.positions.by_block],
         "kernel": [(row.name, row.total_us, row.share) for row in result.by_kernel],
     }
     views = []
@@ -80,10 +79,6 @@ def _kernel_bars(result: KernelsResult) -> Plot:
     )
 
 
-def _block(row: Share) -> str:
-    return f"{row.name} ({row.num_modules} modules)" if row.num_modules and row.num_modules > 1 else row.name
-
-
 def _ranking_tables(result: KernelsResult) -> list[Block]:
     if not result.operator_ranking:
         return []
@@ -108,7 +103,7 @@ def _ranking_tables(result: KernelsResult) -> list[Block]:
 def _ranking_columns(*, with_place: bool) -> list[Column]:
     return [
         Column(title="operator"),
-        *([Column(title="module"), *numbers("modules")] if with_place else []),
+        *([Column(title="module")] if with_place else []),
         Column(title="family"),
         *numbers("count"),
         *numbers("time", unit="us"),
@@ -122,7 +117,7 @@ def _ranking_columns(*, with_place: bool) -> list[Column]:
 def _ranked(row: RankedGroup, *, with_place: bool) -> list[Cell]:
     return [
         name(row.operator),
-        *([name(place_of(row.region_id)), number(row.num_modules)] if with_place else []),
+        *([name(place_of(row.region_id, row.num_modules))] if with_place else []),
         Cell(text=row.family),
         number(row.count),
         number(row.total_us),
@@ -144,7 +139,6 @@ def _kernel_table(result: KernelsResult) -> Table:
         Column(title="family"),
         Column(title="called by"),
         Column(title="module"),
-        *numbers("modules"),
     ]
     ordered = sorted(result.positions.kernels, key=lambda row: (-row.total_us, row.kernel, row.region or ""))
     return Table(
@@ -166,8 +160,7 @@ def _kernel_row(row: KernelSummary) -> list[Cell]:
         number(row.possible_win_us),
         Cell(text=row.family),
         name(_caller(row)),
-        name(place_of(row.region)),
-        number(row.num_modules),
+        name(place_of(row.region, row.num_modules)),
     ]
 
 

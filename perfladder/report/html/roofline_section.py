@@ -112,7 +112,7 @@ def _points(rows: Sequence[RooflineRow]) -> list[dict[str, Any]]:
 def _hover(row: RooflineRow) -> str:
     lines = (
         label(row.operator),
-        label(place_of(row.region_id)),
+        label(place_of(row.region_id, row.num_modules)),
         f"{us(row.total_us)} us, {row.precision or '–'}",
     )
     return "<br>".join(lines)
@@ -159,9 +159,7 @@ def _roofs(peaks: Peaks, used: set[str], intensities: Sequence[float]) -> list[d
 
 def _roofline_table(rows: Sequence[RooflineRow]) -> Table:
     columns = [
-        *(Column(title=title) for title in ("operator", "module")),
-        *numbers("modules"),
-        *(Column(title=title) for title in ("family", "type")),
+        *(Column(title=title) for title in ("operator", "module", "family", "type")),
         *numbers("time", unit="us"),
         *numbers("work", unit="GFLOP"),
         *numbers("moved", unit="MB"),
@@ -173,8 +171,7 @@ def _roofline_table(rows: Sequence[RooflineRow]) -> Table:
     cells = [
         [
             name(row.operator),
-            name(place_of(row.region_id)),
-            number(row.num_modules),
+            name(place_of(row.region_id, row.num_modules)),
             Cell(text=row.family),
             Cell(text=row.precision or "–"),
             number(row.total_us),
