@@ -91,7 +91,7 @@ def _ranking_tables(result: KernelsResult) -> list[Block]:
         ),
         Text(line=[result.win_model], role="note"),
         Table(
-            caption="The same by module",
+            caption="The same by module, repeated modules together",
             columns=_ranking_columns(with_place=True),
             rows=[_ranked(row, with_place=True) for row in result.positions.ranking],
             num_shown=10,
