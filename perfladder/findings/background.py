@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 
-from perfladder.rungs.kernels import Share
+from perfladder.profiling.shares import Share
 from perfladder.stats import Interval
 from perfladder.target import LoadedInfo
 from perfladder.trace.launches import FamilyRow

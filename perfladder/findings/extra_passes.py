@@ -9,7 +9,8 @@ from typing import Final
 
 from perfladder.findings.background import Background, spread_text, where
 from perfladder.findings.finding import Evidence, Finding
-from perfladder.rungs.kernels import KernelsResult, Share
+from perfladder.profiling.shares import Share
+from perfladder.rungs.kernels import KernelsResult
 from perfladder.trace.families import Family, is_compiled_kernel, unfused_family
 from perfladder.trace.repeats import add_repeats
 

@@ -9,6 +9,7 @@ from perfladder.findings.host_bound import Pace, pace_findings
 from perfladder.findings.movement import transfer_findings
 from perfladder.findings.nsight import kernel_question
 from perfladder.findings.possible_win import possible_win
+from perfladder.profiling.shares import Share
 from perfladder.rungs.kernels import KernelsResult
 from perfladder.trace.launches import FamilyRow
 from perfladder.trace.repeats import leads
@@ -36,7 +37,8 @@ def _dominant(result: KernelsResult) -> list[Finding]:
     if not leads(top, result.replaceable):
         return []
     others = "".join(f", {share.name} {share.share:.0%}" for share in leaders[1:])
-    block = result.by_block[0] if leads(result.by_block[0], result.by_block) else None
+    blocks = result.positions.by_block
+    block = blocks[0] if leads(blocks[0], blocks) else None
     spread = spread_text(top, result.total_us)
     replays = f"{top.name}: {spread} of one call" if spread else f"{result.repeats} profiled replays of one call"
     return [
@@ -46,7 +48,7 @@ def _dominant(result: KernelsResult) -> list[Finding]:
             stage=result.stage,
             claim=(
                 f"In {result.stage}, {top.name} holds {top.share:.0%} of the {what}{others}"
-                f"{f'; the heaviest block is {block.name} with {block.share:.0%}' if block else ''}."
+                f"{_heaviest(block) if block else ''}."
             ),
             evidence=[
                 Evidence(
@@ -67,6 +69,12 @@ def _dominant(result: KernelsResult) -> list[Finding]:
             ),
         )
     ]
+
+
+def _heaviest(block: Share) -> str:
+    many = block.num_modules or 1
+    which = f"the heaviest blocks are {block.name} ({many})" if many > 1 else f"the heaviest block is {block.name}"
+    return f"; {which} with {block.share:.0%}"
 
 
 def _device_bound(result: KernelsResult) -> list[Finding]:

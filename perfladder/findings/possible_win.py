@@ -79,16 +79,19 @@ def _spread(result: KernelsResult, win: _RepeatedWin) -> str:
 
 
 def _heaviest_place(result: KernelsResult, operator: str) -> str | None:
-    row = next((group for group in result.ranking if group.operator == operator), None)
-    return row.region_id.partition(":")[2] if row is not None and row.region_id else None
+    row = next((group for group in result.positions.ranking if group.operator == operator), None)
+    if row is None or not row.region_id:
+        return None
+    many = f" ({row.num_modules})" if row.num_modules and row.num_modules > 1 else ""
+    return row.region_id.partition(":")[2] + many
 
 
 def _how_near(result: KernelsResult, group: RankedGroup) -> str:
     """The operator's place under the roof where most of its time is, in the roofline's own words."""
-    row = next((row for row in result.roofline if row.operator == group.operator), None)
+    row = next((row for row in result.positions.roofline if row.operator == group.operator), None)
     if row is None:
         return f"It is at {group.achieved_frac:.0%} of the nearer roof."
-    return f"Its longest calls are {row.statement}."
+    return f"Where most of its time is, it is {row.statement}."
 
 
 def _evidence(group: RankedGroup) -> list[Evidence]:

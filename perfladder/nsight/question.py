@@ -9,7 +9,8 @@ from typing import Final
 
 from perfladder.errors import InputError, TraceError
 from perfladder.nsight.names import function_name
-from perfladder.rungs.kernels import KernelsResult, Share
+from perfladder.profiling.shares import Share
+from perfladder.rungs.kernels import KernelsResult
 from perfladder.trace.kernels import KernelTable
 from perfladder.trace.repeats import leads
 from perfladder.trace.runtime_calls import is_communication

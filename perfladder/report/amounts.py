@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from typing import Final
+
+_WITH_ASTERISK: Final = re.compile(r"(?<![`\w.])\b[\w.\[\],-]*\.\*(?:[\w.*\[\],-]*[\w*\]])?")
+
 
 def ms(value: float | None) -> str:
     """Milliseconds with three digits, or one place from 10 on."""
@@ -36,3 +41,8 @@ def first_line(value: str) -> str:
 def both_ends(value: str, length: int = 64) -> str:
     """Both ends of a long name: they tell it from others."""
     return value if len(value) <= length else f"{value[: length // 2 - 1]} … {value[-(length // 2 - 2) :]}"
+
+
+def as_code(text: str) -> str:
+    """Text with the paths that have an asterisk as code: Markdown reads emphasis there."""
+    return _WITH_ASTERISK.sub(lambda match: f"`{match[0]}`", text)

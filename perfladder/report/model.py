@@ -15,11 +15,12 @@ from perfladder.nsight.command import KernelFilter
 from perfladder.nsight.diagnosis import Verdict
 from perfladder.peaks import Peaks
 from perfladder.profiling.graph_rows import GraphRow
+from perfladder.profiling.shares import Share
 from perfladder.report.load import LoadView
 from perfladder.rundir import RunDirectory, RunRecord, read_model
 from perfladder.rungs.base import R, RungResult
 from perfladder.rungs.harness import HarnessResult
-from perfladder.rungs.kernels import KernelsResult, Share
+from perfladder.rungs.kernels import KernelsResult
 from perfladder.rungs.ncu import NcuResult, ProfiledLaunch
 from perfladder.rungs.regions import RegionsResult, RegionSummary, ResidualSummary
 from perfladder.rungs.stages import CadenceTiming, MetricValue, Observed, StagesResult
@@ -100,7 +101,7 @@ class HarnessVerdict(Model):
 
 
 class KernelTableView(Model):
-    """The most expensive kernels of one replayed call."""
+    """The most expensive kernels of one replayed call; rows by module are by position, repeated ones together."""
 
     stage: str | None
     kind: Literal["kernels", "operators"] | None
@@ -314,7 +315,8 @@ def _kernels(result: KernelsResult | None) -> KernelTableView | None:
     if result is None:
         return None
     shown = {name: getattr(result, name) for name in KernelTableView.model_fields if name != "overlap"}
-    shown["kernels"] = sorted(result.kernels, key=lambda row: -(row.possible_win_us or 0.0))
+    shown |= {name: getattr(result.positions, name) for name in ("kernels", "by_block", "ranking", "roofline")}
+    shown["kernels"] = sorted(result.positions.kernels, key=lambda row: -(row.possible_win_us or 0.0))
     top = {name: value[:_TOP_KERNELS] for name, value in shown.items() if isinstance(value, list)}
     return KernelTableView(**(shown | top), overlap=result.timeline.overlap if result.timeline else None)
 

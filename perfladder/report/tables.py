@@ -67,8 +67,8 @@ TABLES: Mapping[str, Table] = {
     "replays": Table("harness", ("calls",), "each captured call, replayed"),
     "kernels": Table(
         "kernels",
-        ("kernels",),
-        "kernels by operator and module, of one replayed call",
+        ("positions.kernels",),
+        "kernels by operator and module, repeated modules together, of one replayed call",
         (
             "kernel",
             "family",
@@ -76,6 +76,7 @@ TABLES: Mapping[str, Table] = {
             "function",
             "launch_site",
             "region",
+            "num_modules",
             "count",
             "total_us",
             "share",
@@ -84,12 +85,13 @@ TABLES: Mapping[str, Table] = {
     ),
     "operators": Table("kernels", ("by_operator",), "kernel time by operator"),
     "functions": Table("kernels", ("by_function",), "kernel time by the call of torch.nn.functional that launched it"),
-    "blocks": Table("kernels", ("by_block",), "kernel time by block of the model"),
+    "blocks": Table("kernels", ("positions.by_block",), "kernel time by block of the model, repeated blocks together"),
     "families": Table("kernels", ("families",), "kernel time by what the kernels do"),
     "waits": Table("kernels", ("synchronizations",), "where the stage made the host wait"),
     "copies": Table("kernels", ("copies",), "copies, by kind and call site"),
-    "roofline": Table("kernels", ("roofline",), "work done against the device's peaks"),
+    "roofline": Table("kernels", ("positions.roofline",), "work done against the device's peaks"),
     "wins": Table("kernels", ("operator_ranking",), "operators by what they could win at most"),
+    "places": Table("kernels", ("positions.ranking",), "the same by operator and module, repeated modules together"),
     "launches": Table("ncu", ("launches",), "launches that Nsight Compute measured"),
 }
 

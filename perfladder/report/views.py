@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from perfladder.files import write_atomically
 from perfladder.markdown import templates
-from perfladder.report.amounts import first_line, gib, ms, percent, short, us
+from perfladder.report.amounts import as_code, first_line, gib, ms, percent, short, us
 from perfladder.report.model import Report
 from perfladder.rundir import RunDirectory
 from perfladder.rungs.capture import CaptureResult
@@ -94,4 +94,4 @@ def render_export(result: ExportResult) -> str:
 
 
 def _templates() -> Environment:
-    return templates("perfladder.report", ms, us, percent, gib, short, first_line)
+    return templates("perfladder.report", ms, us, percent, gib, short, first_line, as_code)

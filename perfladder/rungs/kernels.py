@@ -19,6 +19,8 @@ from perfladder.models import Model, ResultWarning
 from perfladder.peaks import Peaks, find_peaks
 from perfladder.profiling.graph_rows import GraphRow, split_by_replay, summarize_replays
 from perfladder.profiling.kernel_evidence import collect_evidence
+from perfladder.profiling.positions import PositionRows, block_of, module_of, take_positions
+from perfladder.profiling.shares import Share, sum_shares
 from perfladder.profiling.warnings import ProfileWarningCode, instrumentation_warnings, trace_warnings, warn
 from perfladder.rungs.base import RungContext, RungResult
 from perfladder.rungs.capture import CaptureResult
@@ -37,7 +39,7 @@ from perfladder.trace.labels import RUN_KIND, WARMUP_KIND
 from perfladder.trace.launches import FamilyRow
 from perfladder.trace.ranking import MODEL, RankedGroup
 from perfladder.trace.regions import middle_run, report_regions
-from perfladder.trace.repeats import add_repeats, leads, take_typical
+from perfladder.trace.repeats import leads, take_typical
 from perfladder.trace.residual import HostSplit, IdleSplit, SyncSite
 from perfladder.trace.roofline import RooflineRow
 from perfladder.trace.timeline import Timeline, report_timeline
@@ -57,7 +59,6 @@ _PROFILED_RATIO = 3.0
 """Of a profiled replay with every call marked to a plain one."""
 _ANALYSIS_S = 4.0
 """Reading small traces, and measuring the device's peaks."""
-_BLOCK_DEPTH = 2
 _NO_OPERATOR = "(no operator)"
 _GRAPH_LAUNCH = "(CUDA graph launch)"
 
@@ -73,16 +74,6 @@ class KernelsRequest(Model):
     )
     stage_share: float | None = Field(default=None, description="The stage's share of the whole run, from rung 1.")
     cache_folder: str | None = Field(default=None, description="Where the device's measured peaks are kept.")
-
-
-class Share(Model):
-    """A part of all kernel time."""
-
-    name: str
-    total_us: float
-    share: float
-    count: int
-    repeat_us: list[float] = Field(default=[], description="Its time in each profiled replay, as measured.")
 
 
 class KernelsResult(RungResult):
@@ -136,8 +127,22 @@ class KernelsResult(RungResult):
         default=[], description="By operator and region, the largest possible win first."
     )
     operator_ranking: list[RankedGroup] = Field(default=[], description="The same by operator, over all regions.")
+    by_position: PositionRows | None = Field(
+        default=None, description="The rows by module, with repeated modules taken together; None in older results."
+    )
     win_model: str = MODEL
     timeline: Timeline | None = None
+
+    @property
+    def positions(self) -> PositionRows:
+        """Rows over repeated modules; those of single modules where the result is too old to have others."""
+        return self.by_position or PositionRows(
+            kernels=self.kernels,
+            by_module=self.by_module,
+            by_block=self.by_block,
+            ranking=self.ranking,
+            roofline=self.roofline,
+        )
 
     @property
     def replaceable(self) -> list[Share]:
@@ -184,6 +189,7 @@ def measure(loaded: LoadedTarget, request: KernelsRequest) -> KernelsResult:
     """
     from perfladder import _torch_private
     from perfladder.capturing.replay import Replay
+    from perfladder.functional.kinds import kinds_of_numbered
     from perfladder.functional.rows import name_functions, share_by_function, split_by_function
     from perfladder.profiling.observers import Annotator
     from perfladder.trace.record import record_window, span
@@ -225,7 +231,7 @@ def measure(loaded: LoadedTarget, request: KernelsRequest) -> KernelsResult:
     if marked:
         seen = take_typical(list_kernels(marked, only_runs=True), request.repeats)
         rows = split_by_function(rows, summarize_kernels(seen))
-    modules = [_module(row) for row in rows]
+    modules = [module_of(row.region) for row in rows]
     functions = name_functions(rows, modules, sites.opaque_names) if marked else []
     result = KernelsResult(
         stage=replay.manifest.stage,
@@ -240,11 +246,11 @@ def measure(loaded: LoadedTarget, request: KernelsRequest) -> KernelsResult:
         device_busy_ms=busy_ms(report),
         num_kernels=table.num_kernels // request.repeats,
         kernels=rows[:_MAX_ROWS],
-        by_kernel=_shares(rows, [row.kernel for row in rows]),
-        by_operator=_shares(rows, [_operator(row) for row in rows]),
-        by_function=_shares(rows, functions) if marked else [],
-        by_module=_shares(rows, modules),
-        by_block=_shares(rows, [_block(path, site.path) for path in modules]),
+        by_kernel=sum_shares(rows, [row.kernel for row in rows]),
+        by_operator=sum_shares(rows, [_operator(row) for row in rows]),
+        by_function=sum_shares(rows, functions) if marked else [],
+        by_module=sum_shares(rows, modules),
+        by_block=sum_shares(rows, [block_of(path, site.path) for path in modules]),
         graphs=summarize_replays(replays, request.repeats),
         families=evidence.families,
         copies=evidence.copies,
@@ -260,6 +266,15 @@ def measure(loaded: LoadedTarget, request: KernelsRequest) -> KernelsResult:
         flops_known_share=evidence.flops_known_share,
         ranking=evidence.ranking[:_MAX_ROWS],
         operator_ranking=evidence.operator_ranking[:_MAX_ROWS],
+        by_position=take_positions(
+            rows,
+            evidence,
+            stage=site.path,
+            calls=counted,
+            kinds=kinds_of_numbered(sites.modules),
+            peaks=peaks,
+            limit=_MAX_ROWS,
+        ),
         timeline=timeline,
         artifacts=_artifacts(path, is_marked=marked is not None),
         warnings=[
@@ -380,31 +395,3 @@ def _pair_replays(
 
 def _operator(row: KernelSummary) -> str:
     return row.outer_operator or row.operator or (_GRAPH_LAUNCH if row.is_from_graph else _NO_OPERATOR)
-
-
-def _module(row: KernelSummary) -> str:
-    return row.region.partition(":")[2] if row.region else "(outside the stage)"
-
-
-def _block(path: str, stage: str) -> str:
-    """The module two levels below the stage that `path` lies in, such as `unet.up_blocks.1`."""
-    if not path.startswith(f"{stage}."):
-        return path
-    return ".".join([stage, *path.removeprefix(f"{stage}.").split(".")[:_BLOCK_DEPTH]])
-
-
-def _shares(rows: list[KernelSummary], names: list[str]) -> list[Share]:
-    by_name: dict[str, list[KernelSummary]] = {}
-    for row, name in zip(rows, names, strict=True):
-        by_name.setdefault(name, []).append(row)
-    shares = [
-        Share(
-            name=name,
-            total_us=sum(row.total_us for row in found),
-            share=sum(row.share for row in found),
-            count=sum(row.count for row in found),
-            repeat_us=add_repeats(found),
-        )
-        for name, found in by_name.items()
-    ]
-    return sorted(shares, key=lambda share: -share.total_us)

@@ -173,6 +173,7 @@ class KernelSummary(Row):
             where it comes from.
         confidence: How surely, as `GraphReplay.confidence`; 0 if it is not found there, None without such a pass.
         repeat_us: Sum of durations in each repeat; empty where repeats are not told apart.
+        num_modules: How many modules the region stands for, where repeated ones are taken together; else None.
     """
 
     kernel: str
@@ -192,6 +193,7 @@ class KernelSummary(Row):
     is_from_graph: bool = False
     confidence: float | None = None
     repeat_us: list[float] = []
+    num_modules: int | None = None
 
 
 def list_kernels(trace: Trace, attribution: Attribution | None = None, *, only_runs: bool = False) -> KernelTable:

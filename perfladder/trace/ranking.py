@@ -50,6 +50,7 @@ class RankedGroup(Row):
         run_win_frac: The same as a fraction of the whole run: times the stage's share; None if unknown.
         reason: Why it is no more, in words.
         repeat_us: Their time in each repeat; empty where repeats are not told apart.
+        num_modules: How many modules the region stands for, where repeated ones are taken together; else None.
     """
 
     region_id: str | None
@@ -65,6 +66,7 @@ class RankedGroup(Row):
     run_win_frac: float | None = None
     reason: str
     repeat_us: list[float] = []
+    num_modules: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,9 +137,7 @@ def rank_groups(
                 possible_win_us=win_us,
                 possible_win_frac=fraction,
                 run_win_frac=fraction * stage_share if fraction is not None and stage_share is not None else None,
-                reason=_RUNTIME_REASON
-                if operators[index] == RUNTIME_NAME
-                else _reason(float(waited[index] / max(total[index], 1e-9)), known),
+                reason=reason_of(operators[index], float(waited[index] / max(total[index], 1e-9)), known),
                 repeat_us=repeat_us[index],
             )
         )
@@ -153,7 +153,16 @@ def _operator_names(table: KernelTable, match: WorkMatch) -> IntArray:
     return named.astype(np.int64)
 
 
-def _reason(waited_frac: float, achieved: float | None) -> str:
+def reason_of(operator: str, waited_frac: float, achieved: float | None) -> str:
+    """Say why an operator could win no more.
+
+    Args:
+        operator: Its name.
+        waited_frac: The part of its time that the end of a run waits for.
+        achieved: Part of the nearer roof; None where it is not known.
+    """
+    if operator == RUNTIME_NAME:
+        return _RUNTIME_REASON
     host = (
         "" if waited_frac >= 0.995 else f"{waited_frac:.0%} of its time is waited for, the rest hides behind the host; "
     )

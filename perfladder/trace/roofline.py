@@ -48,6 +48,7 @@ class RooflineRow(Row):
         compute_frac: Achieved part of the compute peak; None if unknown.
         bandwidth_frac: Achieved part of the bandwidth. Above 1 where a cache serves what was counted as memory.
         statement: The figures in words, and what they leave possible.
+        num_modules: How many modules the region stands for, where repeated ones are taken together; else None.
     """
 
     region_id: str | None
@@ -66,6 +67,7 @@ class RooflineRow(Row):
     compute_frac: float | None
     bandwidth_frac: float | None
     statement: str
+    num_modules: int | None = None
 
     @property
     def achieved_frac(self) -> float | None:
@@ -166,32 +168,60 @@ def _row(
     entry = int(groups.longest[index])
     kernel = table.trace.names[table.trace.name_id[table.event[entry]]]
     precision = _precision(match.calls[int(match.call[entry])].dtype, kernel)
-    total_ns = max(float(groups.total_ns[index]), 1e-9)
-    flops, num_bytes = float(groups.flops[index]), float(groups.num_bytes[index])
-    tflops = flops / total_ns / 1e3 if flops else None
-    bandwidth = num_bytes / total_ns if num_bytes else None
-    compute_peak = peaks.compute_tflops.get(precision or "") if peaks else None
-    bandwidth_peak = peaks.bandwidth_gb_per_s if peaks else None
-    compute_frac = tflops / compute_peak if tflops is not None and compute_peak else None
-    bandwidth_frac = bandwidth / bandwidth_peak if bandwidth is not None and bandwidth_peak else None
-    mean_us = total_ns * _US / max(int(groups.num_kernels[index]), 1)
-    return RooflineRow(
+    return hold_against_peaks(
+        peaks,
         region_id=table.row(entry).region,
         operator=table.trace.names[table.trace.forest.name_id[match.span[entry]]],
         family=family,
         precision=precision,
         count=int(groups.num_calls[index]),
         num_kernels=int(groups.num_kernels[index]),
-        total_us=total_ns * _US,
-        flops=int(flops),
-        num_bytes=int(num_bytes),
+        total_us=max(float(groups.total_ns[index]), 1e-9) * _US,
+        flops=int(groups.flops[index]),
+        num_bytes=int(groups.num_bytes[index]),
+    )
+
+
+def hold_against_peaks(
+    peaks: Peaks | None,
+    *,
+    region_id: str | None,
+    operator: str,
+    family: str,
+    precision: str | None,
+    count: int,
+    num_kernels: int,
+    total_us: float,
+    flops: int,
+    num_bytes: int,
+    num_modules: int | None = None,
+) -> RooflineRow:
+    """Return the row of some work: how fast it was done, and how far that is from the peaks."""
+    total_ns = total_us / _US
+    tflops = flops / total_ns / 1e3 if flops else None
+    bandwidth = num_bytes / total_ns if num_bytes else None
+    compute_peak = peaks.compute_tflops.get(precision or "") if peaks else None
+    bandwidth_peak = peaks.bandwidth_gb_per_s if peaks else None
+    compute_frac = tflops / compute_peak if tflops is not None and compute_peak else None
+    bandwidth_frac = bandwidth / bandwidth_peak if bandwidth is not None and bandwidth_peak else None
+    return RooflineRow(
+        region_id=region_id,
+        operator=operator,
+        family=family,
+        precision=precision,
+        count=count,
+        num_kernels=num_kernels,
+        total_us=total_us,
+        flops=flops,
+        num_bytes=num_bytes,
         compute_tflops=tflops,
         bandwidth_gb_per_s=bandwidth,
         arithmetic_intensity=flops / num_bytes if flops and num_bytes else None,
         ridge_flops_per_byte=compute_peak * 1e3 / bandwidth_peak if compute_peak and bandwidth_peak else None,
         compute_frac=compute_frac,
         bandwidth_frac=bandwidth_frac,
-        statement=describe(compute_frac, bandwidth_frac, mean_us, peaks.label if peaks else ""),
+        statement=describe(compute_frac, bandwidth_frac, total_us / max(num_kernels, 1), peaks.label if peaks else ""),
+        num_modules=num_modules,
     )
 
 

@@ -11,7 +11,7 @@ import shutil
 import sys
 import sysconfig
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, suppress
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
@@ -22,7 +22,7 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
-from perfladder._torch_private import inductor_cache
+from perfladder._torch_private import compile_counters, inductor_cache
 from perfladder.errors import NotPossibleHereError
 from perfladder.files import write_atomically
 from perfladder.models import digest
@@ -114,6 +114,22 @@ class BuildCache:
     def inductor(self) -> AbstractContextManager[None]:
         """Let Inductor keep its files here inside the block, for this process."""
         return inductor_cache(self.root / "inductor")
+
+    def compiled_here(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Let Inductor use its files here in the first calls, up to one in which it compiled nothing."""
+        is_compiled = False
+
+        def cached(*args: Any, **kwargs: Any) -> Any:
+            nonlocal is_compiled
+            if is_compiled:
+                return call(*args, **kwargs)
+            before = compile_counters()
+            with self.inductor():
+                result = call(*args, **kwargs)
+            is_compiled = not compile_counters().since(before).graphs
+            return result
+
+        return cached
 
     def clear(self) -> None:
         """Remove what is in the folder, and nothing else that somebody put there."""

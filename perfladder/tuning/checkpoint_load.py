@@ -310,7 +310,7 @@ def _put_in_place(plan: _Plan, obj: Any) -> Any:
     graphs = {graph.name: graph for graph in plan.table.graphs}
     with cache.inductor():
         chosen = [
-            _served(control, graphs[choice.graph], choice, backend, folder, plan.device, cache.shared_folder)
+            _served(control, graphs[choice.graph], choice, backend, folder, plan.device, cache)
             for choice, backend, folder in plan.backends
         ]
     control.set_tuned(plan.table, chosen, config.snapshot())
@@ -328,10 +328,11 @@ def _served(
     backend: Backend | None,
     folder: Path,
     device: torch.device,
-    shared_folder: Path,
+    cache: BuildCache,
 ) -> Chosen:
     if backend is None:
         return Chosen(graph, None, choice.description, record=choice.record)
-    request = BuildRequest(control.inner, control.plain, graph, (), device, folder, shared_folder)
+    request = BuildRequest(control.inner, control.plain, graph, (), device, folder, cache.shared_folder)
     built = backend.build(request, is_saved=True)
-    return Chosen(graph, built.call, choice.description, backend, folder, choice.record, built.owns_weights)
+    call = cache.compiled_here(built.call)  # an archive has no samples, so that compilers begin at the first call
+    return Chosen(graph, call, choice.description, backend, folder, choice.record, built.owns_weights)

@@ -16,12 +16,13 @@ from perfladder.findings import Finding, rungs_to_skip
 from perfladder.ladder import LAST_RUNG, RUNGS, climb, rung_named
 from perfladder.nsight import api
 from perfladder.nsight.preflight import Gpu, check_machine
+from perfladder.profiling.shares import Share
 from perfladder.report import build_report, render_markdown
 from perfladder.rundir import RunDirectory, read_model
 from perfladder.rungs import ncu
 from perfladder.rungs.base import RungContext
 from perfladder.rungs.capture import CaptureResult
-from perfladder.rungs.kernels import KernelsResult, Share
+from perfladder.rungs.kernels import KernelsResult
 from perfladder.rungs.ncu import NcuResult
 from perfladder.tasks.metrics import metrics_of
 from perfladder.trace.critical import Boundness

@@ -6,7 +6,8 @@ from backgrounds import make_background
 from perfladder.errors import InputError
 from perfladder.findings.nsight import kernel_question
 from perfladder.nsight.question import heaviest_kernel, launch_index, open_question, refuse_communication
-from perfladder.rungs.kernels import KernelsResult, Share
+from perfladder.profiling.shares import Share
+from perfladder.rungs.kernels import KernelsResult
 from perfladder.trace.critical import Boundness
 from perfladder.trace.kernels import KernelSummary
 from perfladder.trace.ranking import RankedGroup

@@ -219,3 +219,18 @@ def test_a_record_that_cannot_be_kept_is_no_error(tmp_path, caplog):
     (tmp_path / "records" / "key.json").mkdir()
     cache.write("key", record)
     assert "The record of B() cannot be kept" in caplog.text
+
+
+def test_first_calls_of_what_was_loaded_compile_into_the_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "elsewhere")
+    compiled, seen = torch.compile(lambda x: x + 1, backend="eager"), []
+
+    def call(x):
+        seen.append(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+        return compiled(x)
+
+    served = BuildCache(tmp_path).compiled_here(call)
+    for _ in range(3):
+        assert served(torch.zeros(2)).tolist() == [1, 1]
+    own = str(tmp_path / "inductor")
+    assert seen == [own, own, "elsewhere"]

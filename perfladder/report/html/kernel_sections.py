@@ -5,7 +5,7 @@ from __future__ import annotations
 from perfladder.report.amounts import ms, percent
 from perfladder.report.html.blocks import Block, Cell, Code, Column, Plot, Section, Table, Text, View
 from perfladder.report.html.plots import PALETTE, family_colour, label, rows_height, rows_layout
-from perfladder.report.html.run_data import RunData, grouped, name, number, numbers, place_of
+from perfladder.report.html.run_data import RunData, counted, grouped, name, number, numbers, place_of
 from perfladder.rungs.kernels import KernelsResult
 from perfladder.trace.kernels import KernelSummary
 from perfladder.trace.ranking import RankedGroup
@@ -47,7 +47,7 @@ def _kernel_bars(result: KernelsResult) -> Plot:
     groupings = {
         "family": [(row.family, row.total_us, row.share) for row in result.families],
         "operator": [(row.name, row.total_us, row.share) for row in result.by_operator],
-        "block": [(row.name, row.total_us, row.share) for row in result.by_block],
+        "block": [(counted(row.name, row.num_modules), row.total_us, row.share) for row in result.positions.by_block],
         "kernel": [(row.name, row.total_us, row.share) for row in result.by_kernel],
     }
     views = []
@@ -73,7 +73,7 @@ def _kernel_bars(result: KernelsResult) -> Plot:
     return Plot(
         title="Where the time of a call is",
         reading="Sum over all launches in one replayed call, with the share of all. A block is the module two levels "
-        "below the stage.",
+        "below the stage; repeated blocks are taken together.",
         views=views,
         height=rows_height(min(_BARS, max(len(rows) for rows in groupings.values())), 30),
     )
@@ -91,11 +91,11 @@ def _ranking_tables(result: KernelsResult) -> list[Block]:
         ),
         Text(line=[result.win_model], role="note"),
         Table(
-            caption="The same by module",
+            caption="The same by module, repeated modules together",
             columns=_ranking_columns(with_place=True),
-            rows=[_ranked(row, with_place=True) for row in result.ranking],
+            rows=[_ranked(row, with_place=True) for row in result.positions.ranking],
             num_shown=10,
-            is_searchable=len(result.ranking) > 20,
+            is_searchable=len(result.positions.ranking) > 20,
         ),
     ]
 
@@ -117,7 +117,7 @@ def _ranking_columns(*, with_place: bool) -> list[Column]:
 def _ranked(row: RankedGroup, *, with_place: bool) -> list[Cell]:
     return [
         name(row.operator),
-        *([name(place_of(row.region_id))] if with_place else []),
+        *([name(place_of(row.region_id, row.num_modules))] if with_place else []),
         Cell(text=row.family),
         number(row.count),
         number(row.total_us),
@@ -140,9 +140,9 @@ def _kernel_table(result: KernelsResult) -> Table:
         Column(title="called by"),
         Column(title="module"),
     ]
-    ordered = sorted(result.kernels, key=lambda row: (-row.total_us, row.kernel, row.region or ""))
+    ordered = sorted(result.positions.kernels, key=lambda row: (-row.total_us, row.kernel, row.region or ""))
     return Table(
-        caption=f"All {what}s by where they were called, the longest first",
+        caption=f"All {what}s by where they were called, repeated modules together, the longest first",
         columns=columns,
         rows=[_kernel_row(row) for row in ordered],
         is_searchable=True,
@@ -160,7 +160,7 @@ def _kernel_row(row: KernelSummary) -> list[Cell]:
         number(row.possible_win_us),
         Cell(text=row.family),
         name(_caller(row)),
-        name(place_of(row.region)),
+        name(place_of(row.region, row.num_modules)),
     ]
 
 

@@ -33,7 +33,7 @@ def roofline_section(run: RunData) -> Section:
     if not result.roofline:
         blocks.append(Text(line=["The work of no operator was counted."], role="absent"))
         return Section(id="roofline", title="Roofline", blocks=blocks, is_absent=True)
-    return Section(id="roofline", title="Roofline", blocks=[*blocks, _roofline_table(result.roofline)])
+    return Section(id="roofline", title="Roofline", blocks=[*blocks, _roofline_table(result.positions.roofline)])
 
 
 def _peak_words(result: KernelsResult) -> Text:
@@ -52,7 +52,7 @@ def _peak_words(result: KernelsResult) -> Text:
 
 
 def _roofline_plot(result: KernelsResult) -> Plot:
-    known = [row for row in result.roofline if row.compute_tflops and row.arithmetic_intensity]
+    known = [row for row in result.positions.roofline if row.compute_tflops and row.arithmetic_intensity]
     drawn = sorted(known, key=lambda row: -row.total_us)[:_POINTS]
     intensities = [row.arithmetic_intensity or 0.0 for row in drawn]
     used = {row.precision for row in drawn if row.precision}
@@ -63,9 +63,9 @@ def _roofline_plot(result: KernelsResult) -> Plot:
     left_out = f" The {_POINTS} longest of {len(known)} are drawn." if len(known) > _POINTS else ""
     return Plot(
         title="Achieved arithmetic against the roofs",
-        reading="Each mark is an operator in a module; its area is its time, its shape and colour the family. Near the "
-        "slope memory limits it, near a flat roof arithmetic does; far below both, neither. Above a roof: a cache "
-        "serves it." + left_out,
+        reading="Each mark is an operator in a module, repeated modules together; its area is its time, its shape and "
+        "colour the family. Near the slope memory limits it, near a flat roof arithmetic does; far below both, neither."
+        " Above a roof: a cache serves it." + left_out,
         views=[
             View(
                 name="roofline",
@@ -112,7 +112,7 @@ def _points(rows: Sequence[RooflineRow]) -> list[dict[str, Any]]:
 def _hover(row: RooflineRow) -> str:
     lines = (
         label(row.operator),
-        label(place_of(row.region_id)),
+        label(place_of(row.region_id, row.num_modules)),
         f"{us(row.total_us)} us, {row.precision or '–'}",
     )
     return "<br>".join(lines)
@@ -171,7 +171,7 @@ def _roofline_table(rows: Sequence[RooflineRow]) -> Table:
     cells = [
         [
             name(row.operator),
-            name(place_of(row.region_id)),
+            name(place_of(row.region_id, row.num_modules)),
             Cell(text=row.family),
             Cell(text=row.precision or "–"),
             number(row.total_us),

@@ -126,9 +126,14 @@ def grouped(value: float) -> str:
     return f"{value:.3g}" if abs(value) >= 1e-3 else f"{value:.2e}"
 
 
-def place_of(region_id: str | None) -> str:
-    """A region's name without its kind."""
-    return (region_id or "–").split(":", 1)[-1]
+def place_of(region_id: str | None, num_modules: int | None = None) -> str:
+    """A region's name without its kind, with the number of modules that it stands for."""
+    return counted((region_id or "–").split(":", 1)[-1], num_modules)
+
+
+def counted(path: str, num_modules: int | None) -> str:
+    """A path with the number of modules that it stands for, if these are several."""
+    return f"{path} \N{MULTIPLICATION SIGN}{num_modules}" if num_modules and num_modules > 1 else path
 
 
 def listed(items: list[str], limit: int = 8) -> list[Inline]:
