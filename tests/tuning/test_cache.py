@@ -222,7 +222,8 @@ def test_a_record_that_cannot_be_kept_is_no_error(tmp_path, caplog):
 
 
 def test_first_calls_of_what_was_loaded_compile_into_the_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "elsewhere")
+    elsewhere = str(tmp_path / "elsewhere")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", elsewhere)
     compiled, seen = torch.compile(lambda x: x + 1, backend="eager"), []
 
     def call(x):
@@ -233,4 +234,4 @@ def test_first_calls_of_what_was_loaded_compile_into_the_cache(tmp_path, monkeyp
     for _ in range(3):
         assert served(torch.zeros(2)).tolist() == [1, 1]
     own = str(tmp_path / "inductor")
-    assert seen == [own, own, "elsewhere"]
+    assert seen == [own, own, elsewhere]
