@@ -399,7 +399,7 @@ class _Dispatch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if getattr(func, "overloadpacket", None) not in self._keep and hasattr(func, "decompose"):
+        if getattr(func, "overloadpacket", None) not in self._keep and _is_taken_apart(func, _device_type(args)):
             with self:  # inference mode hands over composite operators whole; what they call is what is recorded
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
@@ -407,6 +407,21 @@ class _Dispatch(TorchDispatchMode):
         result = func(*args, **kwargs)
         self._see(func, args, kwargs, result)
         return result
+
+
+def _device_type(args: tuple[Any, ...]) -> str | None:
+    return next((value.device.type for value in args if isinstance(value, torch.Tensor)), None)
+
+
+@lru_cache(maxsize=4096)
+def _is_taken_apart(func: Any, device_type: str | None) -> bool:
+    """Whether torch may run this operator as others that it calls: not where the device has a kernel of its own."""
+    if not hasattr(func, "decompose"):
+        return False
+    if device_type is None:
+        return True
+    key = torch._C._dispatch_key_for_device(device_type)
+    return not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
 
 
 def watch_dispatch(

@@ -77,3 +77,37 @@ def test_calls_are_in_order_with_their_innermost_region():
 def test_integers_have_no_precision():
     (call,) = record(lambda: torch.ones(3, dtype=torch.int64))
     assert (call.dtype, call.num_bytes, call.flops) == (None, 24, 0)
+
+
+@pytest.fixture
+def composite():
+    """An operator that others make up, of which a device may have a kernel of its own, as with a fused norm."""
+    library = torch.library.Library("perfladder_work", "FRAGMENT")
+    library.define("twice_plus_one(Tensor x) -> Tensor")
+    library.impl("twice_plus_one", lambda x: x * 2 + 1, "CompositeImplicitAutograd")
+    yield library
+    library._destroy()
+
+
+@pytest.mark.parametrize(
+    ("has_kernel", "operators"),
+    [(False, ["aten::mul", "aten::add"]), (True, ["perfladder_work::twice_plus_one"])],
+)
+def test_a_kernel_of_the_device_is_not_taken_apart(composite, has_kernel, operators):
+    if has_kernel:
+        composite.impl("twice_plus_one", lambda x: x.clone(), "CPU")
+    x = torch.ones(4)
+    with torch.inference_mode():
+        calls = record_work(lambda: torch.ops.perfladder_work.twice_plus_one(x), [])
+    assert [call.operator for call in calls] == operators
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_fused_norm_of_a_gpu_is_one_call(mode):
+    norm = nn.RMSNorm(64, device="cuda")
+    x = torch.ones(4, 64, device="cuda")
+    with mode():
+        calls = record_work(lambda: norm(x), module_sites(norm, "norm"))
+    assert [call.operator for call in calls] == ["aten::_fused_rms_norm"]
+    assert calls[0].num_bytes >= FLOAT * (2 * 4 * 64 + 64)
