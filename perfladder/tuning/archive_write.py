@@ -88,7 +88,7 @@ def _write_zip(path: Path, members: Mapping[str, bytes | Path], sums_name: str) 
             # Held as long as this process lives: another one can tell that this file is not stale.
             with contextlib.suppress(OSError):  # some network file systems have no locks, and nothing is removed there
                 fcntl.flock(file, fcntl.LOCK_EX)
-            with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+            with zipfile.ZipFile(file, "w") as archive:
                 sums = "".join(f"{_add(archive, name, content)}  {name}\n" for name, content in members.items())
                 _add(archive, sums_name, sums.encode())
             file.flush()
