@@ -130,7 +130,11 @@ def _keep_run(printed: str, folder: Path, work: Path) -> None:
 
 
 def _without_paths(text: str, work: Path) -> str:
-    return text.replace(f"{work}/", "").replace(str(BENCHMARKS.parents[1]), "perfladder")
+    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    paths = {f"{work}/": "", str(BENCHMARKS.parents[1]): "perfladder", cache: "~/.cache"}
+    for path, instead in paths.items():
+        text = text.replace(path, instead)
+    return text
 
 
 def _tiny(command: str) -> str:
