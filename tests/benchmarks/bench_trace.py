@@ -13,7 +13,8 @@ Three measurements, each the median over `--repeats` processes, all of one threa
 - reader: a separate process that imports perfladder's trace reader, reads the file and makes the same tables; its wall
   time includes the interpreter's start and all imports.
 
-`speedup` compares wall times, `speedup_without_export` leaves out torch's own writing of the file, `speedup_cpu` the processor times of the same calls, which a busy machine disturbs less.
+`speedup` compares wall times, `speedup_without_export` leaves out torch's own writing of the file, `speedup_cpu` the
+processor times of the same calls, which a busy machine disturbs less.
 Prints a line of JSON for each number of events. Nothing is asserted; the goals are printed beside the numbers.
 """
 
