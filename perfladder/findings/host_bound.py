@@ -7,6 +7,7 @@ from typing import Final
 
 from perfladder.findings.background import Background, where
 from perfladder.findings.finding import Evidence, Finding
+from perfladder.trace.lanes import HostGap
 from perfladder.trace.residual import HostSplit, IdleSplit
 from perfladder.trace.waits import WaitModel
 
@@ -44,6 +45,7 @@ class Pace:
         plain_ms: Duration of one without the profiler.
         waits: What the host's waits cost in it.
         other_threads_frac: Host work of other threads during it, for which its own thread may wait.
+        gap: The host's longest stretch outside every region, in a profiled one.
     """
 
     rung: str
@@ -54,6 +56,7 @@ class Pace:
     plain_ms: float | None
     waits: WaitModel | None = None
     other_threads_frac: float = 0.0
+    gap: HostGap | None = None
 
     @property
     def what(self) -> str:
@@ -217,6 +220,7 @@ def _python(pace: Pace, evidence: list[Evidence], frac: float) -> Finding:
         refuted_by=_refutation(pace),
         next_experiment=(
             "Name the methods that run between the modules under 'stages', to see which of them holds it."
+            f"{_where(pace)}"
             if pace.stage is None
             else f"Read the code of {pace.stage} between its operators; move out what does not depend on the input."
         ),
@@ -264,8 +268,22 @@ def _at_edges(pace: Pace) -> Finding:
         evidence=[_busy(pace), edge],
         uncertainty="the edges are of a profiled run, in which they are longer",
         refuted_by=f"a plain {pace.what} with more work in which the device idles as large a part",
-        next_experiment="Give it more work at a time (a larger batch, more requests), and compare throughput.",
+        next_experiment=(
+            f"Give it more work at a time (a larger batch, more requests), and compare throughput.{_where(pace)}"
+        ),
     )
+
+
+def _where(pace: Pace) -> str:
+    """Where the host's longest stretch outside every region is, if one could win something there."""
+    gap = pace.gap
+    if gap is None or not pace.plain_ms or gap.duration_us < LEAST_WIN_FRAC * pace.plain_ms * _US_PER_MS:
+        return ""
+    after, before = (region.partition(":")[2] if region is not None else None for region in (gap.after, gap.before))
+    place = f"between {after} and {before}"
+    if after is None or before is None:
+        place = f"before {before}" if after is None else f"after {after}"
+    return f" The host's longest stretch outside every region, {gap.duration_us / _US_PER_MS:.3g} ms, is {place}."
 
 
 def _undecided(pace: Pace) -> Finding:

@@ -124,6 +124,7 @@ def _pace_of_run(result: RegionsResult, background: Background) -> list[Finding]
         plain_ms=result.unprofiled_ms,
         waits=result.waits,
         other_threads_frac=_other_threads_frac(result),
+        gap=result.lanes.longest_gap() if result.lanes is not None else None,
     )
     # A host that waits for copies is no further cause.
     copies = transfer_findings(pace, result.copies, background)

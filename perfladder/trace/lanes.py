@@ -24,6 +24,17 @@ class LaneSpan(Row):
     duration_us: float
 
 
+class HostGap(Row):
+    """A stretch of the run's own thread in no flat region: after the end of one and before the start of another.
+
+    `after` and `before` are region ids; None is the start or the end of the run.
+    """
+
+    after: str | None
+    before: str | None
+    duration_us: float
+
+
 class RunLanes(Row):
     """The flat regions of one run over time.
 
@@ -42,6 +53,20 @@ class RunLanes(Row):
     host: tuple[LaneSpan, ...]
     other_threads: tuple[LaneSpan, ...]
     device: tuple[LaneSpan, ...]
+
+    def longest_gap(self) -> HostGap | None:
+        """The longest stretch of the host outside every flat region; None if there is no region, or no such stretch."""
+        if not self.host:
+            return None
+        gaps = []
+        last, end_us = None, 0.0
+        for span in self.host:  # in order of their starts
+            gaps.append(HostGap(after=last, before=span.region_id, duration_us=span.start_us - end_us))
+            if span.start_us + span.duration_us > end_us:
+                last, end_us = span.region_id, span.start_us + span.duration_us
+        gaps.append(HostGap(after=last, before=None, duration_us=self.wall_us - end_us))
+        longest = max(gaps, key=lambda gap: gap.duration_us)
+        return longest if longest.duration_us > 0 else None
 
 
 def lay_out_run(trace: Trace, attribution: Attribution, run: int) -> RunLanes:

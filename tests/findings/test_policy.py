@@ -1,6 +1,7 @@
 """The policy table, row by row, on recorded results and on results made for a case; every row has both sides."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from perfladder.stats import Interval, Samples, summarize
 from perfladder.target import LoadedInfo
 from perfladder.timing.results import CadenceTiming, Compilations, MemoryGrowth, ScenarioTiming, StageTiming
 from perfladder.trace.copies import CopySite
+from perfladder.trace.lanes import HostGap
 from perfladder.trace.residual import HostSplit, IdleSplit
 from perfladder.trace.timeline import CommunicationRow, Overlap, Timeline
 from perfladder.trace.waits import WaitModel, WaitSite
@@ -283,6 +285,24 @@ def test_no_tuning_is_proposed_where_it_would_be_refused(workload):
     (refused,) = pace_findings(pace(stage="unet", **DISPATCHING), make_background(modules=["unet"], **workload))
     assert refused.kind == plain.kind
     assert refused.next_command is None
+
+
+@pytest.mark.parametrize(
+    ("after", "before", "place"),
+    [
+        ("marked_stage:check", "untuned_module:unet", "between check and unet"),
+        (None, "untuned_module:unet", "before unet"),
+        ("untuned_module:vae", None, "after vae"),
+    ],
+)
+def test_where_the_host_is_longest_outside_regions_is_said(after, before, place):
+    waits_at_edges = replace(
+        pace(busy_ms=8.0, edge_us=1500.0), gap=HostGap(after=after, before=before, duration_us=1400)
+    )
+    (found,) = pace_findings(waits_at_edges, make_background())
+    assert found.next_experiment.endswith(f" The host's longest stretch outside every region, 1.4 ms, is {place}.")
+    short = replace(waits_at_edges, gap=HostGap(after=after, before=before, duration_us=100))
+    assert "stretch" not in pace_findings(short, make_background())[0].next_experiment
 
 
 @pytest.mark.parametrize("stage", ["vae.decode", "decode", None])

@@ -52,3 +52,27 @@ def test_each_run_has_its_own_lanes(scene) -> None:
     attribution = attribute(trace)
     assert stretches(lay_out_run(trace, attribution, 1).host) == [("untuned_module:unet", 2000, 200)]
     assert stretches(lay_out_run(trace, attribution, 0).host) == [("untuned_module:unet", 1000, 100)]
+
+
+@pytest.mark.parametrize(
+    ("vae_start", "gap"),
+    [
+        (6000, ("untuned_module:unet", "untuned_module:vae", 2000.0)),
+        (4000, ("untuned_module:vae", None, 5000.0)),
+    ],
+)
+def test_longest_stretch_of_the_host_outside_regions_has_its_neighbours(scene, vae_start, gap) -> None:
+    scene.run(0, 1000, 9000)
+    scene.label("untuned_module", "unet", 2000, 2000).label("untuned_module", "unet.mid", 2500, 1000)
+    scene.label("untuned_module", "vae", vae_start, 1000)
+    if vae_start == 6000:
+        scene.label("untuned_module", "post", 8000, 1500)
+    trace = scene.trace()
+    found = lay_out_run(trace, attribute(trace), 0).longest_gap()
+    assert (found.after, found.before, round(found.duration_us, 3)) == gap
+
+
+def test_run_without_regions_has_no_such_stretch(scene) -> None:
+    scene.run(0, 1000, 9000)
+    trace = scene.trace()
+    assert lay_out_run(trace, attribute(trace), 0).longest_gap() is None
