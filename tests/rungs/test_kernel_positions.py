@@ -107,6 +107,7 @@ def test_blocks_of_a_stage_that_is_a_list_are_what_is_inside_of_them():
     assert _block_of_position("net.*.mix.0", "net") == "net.*.mix"
     assert _block_of_position("net.up_blocks.0.attentions.*.norm", "net") == "net.up_blocks.0"
     assert _block_of_position("net.blocks.[0-3]", "net") == "net.blocks.[0-3]"
+    assert _block_of_position("net.blocks.*.[0,2]", "net") == "net.blocks.*"
     assert (_block_of_position("net", "net"), _block_of_position("other.a.b.c", "net")) == ("net", "other.a.b.c")
 
 
