@@ -177,7 +177,7 @@ def _object_numbers(output: Any) -> dict[Any, np.ndarray]:
 
 
 def is_measured(dtype: str) -> bool:
-    """Whether numbers of a dtype, such as `float16`, can be measured: floating point, complex, and bytes of pictures."""
+    """Whether numbers of a dtype, such as `float16`, can be measured: floating point, complex, and bytes."""
     return "float" in dtype or "complex" in dtype or dtype == "uint8"
 
 
