@@ -39,6 +39,7 @@ def _dominant(result: KernelsResult) -> list[Finding]:
     others = "".join(f", {share.name} {share.share:.0%}" for share in leaders[1:])
     blocks = result.positions.by_block
     block = blocks[0] if leads(blocks[0], blocks) else None
+    is_whole = len(blocks) == 1 and blocks[0].name == result.stage  # it has no modules inside, or none that are called
     spread = spread_text(top, result.total_us)
     replays = f"{top.name}: {spread} of one call" if spread else f"{result.repeats} profiled replays of one call"
     return [
@@ -48,7 +49,7 @@ def _dominant(result: KernelsResult) -> list[Finding]:
             stage=result.stage,
             claim=(
                 f"In {result.stage}, {top.name} holds {top.share:.0%} of the {what}{others}"
-                f"{_heaviest(block) if block else ''}."
+                f"{_heaviest(block) if block and not is_whole else ''}."
             ),
             evidence=[
                 Evidence(

@@ -113,3 +113,5 @@ def test_a_gate_measures_pictures():
 
 def test_parts_that_no_comparison_sees_are_named():
     assert not_compared(encode_output({"x": 1, "handle": object()})) == ["output.handle"]
+    assert not_compared(encode_output(None)) == not_compared(encode_output([])) == ["output, which holds nothing"]
+    assert not_compared(encode_output(0)) == []
