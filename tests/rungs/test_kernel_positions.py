@@ -152,11 +152,13 @@ def test_report_and_tables_show_positions_with_the_number_of_modules(result, tmp
         assert show_table(run.path, name, contains="stage.blocks.*.grow").rows
 
 
-def test_paths_with_an_asterisk_are_code_in_markdown():
+def test_paths_of_repeated_modules_are_code_in_markdown():
     text = "the heaviest blocks are a.b.* (2). In a.*.proj.2, and `a.*.b` in n.[1-2].*.mlp. 2 * 3 stays."
     assert as_code(text) == (
         "the heaviest blocks are `a.b.*` (2). In `a.*.proj.2`, and `a.*.b` in `n.[1-2].*.mlp`. 2 * 3 stays."
     )
+    assert as_code("in n.m.[0,2,4,..,22] (12), not in a.b [2, 3].") == "in `n.m.[0,2,4,..,22]` (12), not in a.b [2, 3]."
+    assert as_code("`n.[0-1]`, n.[0-1].") == "`n.[0-1]`, `n.[0-1]`."
 
 
 def test_kinds_tell_classes_and_shapes_inside_and_no_values():
