@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -455,21 +453,6 @@ def operator_facts(func: Any) -> OperatorFacts:
     written = tuple((index, argument.name) for index, argument in aliases if argument.alias_info.is_write)
     is_view = bool(aliases) and not written and any(result.alias_info is not None for result in schema.returns)
     return OperatorFacts(schema.name, is_view, written)
-
-
-@contextmanager
-def inductor_cache(folder: Path) -> Iterator[None]:
-    """Let Inductor keep its files in a folder inside the block; torch takes it from the environment only."""
-    name = "TORCHINDUCTOR_CACHE_DIR"
-    before = os.environ.get(name)
-    os.environ[name] = str(folder)
-    try:
-        yield
-    finally:
-        if before is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = before
 
 
 def has_cpp_compiler() -> bool:

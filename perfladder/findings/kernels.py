@@ -11,6 +11,7 @@ from perfladder.findings.nsight import kernel_question
 from perfladder.findings.possible_win import possible_win
 from perfladder.profiling.shares import Share
 from perfladder.rungs.kernels import KernelsResult
+from perfladder.trace.dynamo import is_graph_call, told_operator
 from perfladder.trace.launches import FamilyRow
 from perfladder.trace.repeats import leads
 
@@ -36,23 +37,25 @@ def _dominant(result: KernelsResult) -> list[Finding]:
     top, leaders = result.replaceable[0], result.replaceable[:3]
     if not leads(top, result.replaceable):
         return []
-    others = "".join(f", {share.name} {share.share:.0%}" for share in leaders[1:])
+    others = "".join(f", {told_operator(share.name)} {share.share:.0%}" for share in leaders[1:])
     blocks = result.positions.by_block
     block = blocks[0] if leads(blocks[0], blocks) else None
+    is_whole = len(blocks) == 1 and blocks[0].name == result.stage  # it has no modules inside, or none that are called
     spread = spread_text(top, result.total_us)
-    replays = f"{top.name}: {spread} of one call" if spread else f"{result.repeats} profiled replays of one call"
+    name = told_operator(top.name)
+    replays = f"{name}: {spread} of one call" if spread else f"{result.repeats} profiled replays of one call"
     return [
         Finding(
             kind="dominant_kernels",
             rung="kernels",
             stage=result.stage,
             claim=(
-                f"In {result.stage}, {top.name} holds {top.share:.0%} of the {what}{others}"
-                f"{_heaviest(block) if block else ''}."
+                f"In {result.stage}, {name} holds {top.share:.0%} of the {what}{others}"
+                f"{_heaviest(block) if block and not is_whole else ''}."
             ),
             evidence=[
                 Evidence(
-                    metric=f"{share.name} share",
+                    metric=f"{told_operator(share.name)} share",
                     value=share.share,
                     unit=f"of {what}",
                     source=where("kernels", "by_operator"),
@@ -61,14 +64,21 @@ def _dominant(result: KernelsResult) -> list[Finding]:
             ],
             uncertainty=f"{replays}; shares, no latencies",
             refuted_by="another order in an unprofiled comparison with one of these replaced",
-            next_experiment=(
-                "The host sets the pace here, so that faster kernels win little: launch fewer of them first."
-                if result.bound is not None and result.bound.verdict == "host"
-                else f"Replace or fuse {top.name}{f' in {block.name}' if block else ''}, check the output on the "
-                "replay, time the workload."
-            ),
+            next_experiment=_at_the_top(result, top, block),
         )
     ]
+
+
+def _at_the_top(result: KernelsResult, top: Share, block: Share | None) -> str:
+    if result.bound is not None and result.bound.verdict == "host":
+        return "The host sets the pace here, so that faster kernels win little: launch fewer of them first."
+    if is_graph_call(top.name):
+        return (
+            f"What {told_operator(top.name)} runs is fused already: try other options of the compiler, or another "
+            "backend, and compare on the whole workload."
+        )
+    place = f" in {block.name}" if block else ""
+    return f"Replace or fuse {top.name}{place}, check the output on the replay, time the workload."
 
 
 def _heaviest(block: Share) -> str:

@@ -149,8 +149,8 @@ POLICY: Final = (
         "kernel_question",
         ("kernels",),
         "The host does not set the pace, and the heaviest kernel holds 10 % of the kernel time or more, and its "
-        "operator "
-        "is below 80 % of its roof, or its work is unknown. In most of the profiled replays it is the heaviest.",
+        "operator is below 80 % of its roof, or its work is unknown. In most of the profiled replays it is the "
+        "heaviest.",
     ),
     PolicyRow(
         "largest_possible_win",

@@ -207,10 +207,16 @@ def _sum_known(values: Iterable[float | None]) -> float | None:
 def _block_of_position(position: str, stage: str) -> str:
     """Return the block that a position lies in: as of a path, or one level more where that is a repeated one.
 
-    So `model.layers` goes on to `model.layers.*`, which is a block while the list of them is none.
+    So `model.layers` goes on to `model.layers.*`, which is a block while the list of them is none. What is repeated
+    inside of a repeated block is a part of it.
     """
-    deeper = _first_parts(position, stage, _BLOCK_DEPTH + 1)
-    return deeper if is_repeated(deeper.rpartition(".")[2]) else block_of(position, stage)
+    block, deeper = block_of(position, stage), _first_parts(position, stage, _BLOCK_DEPTH + 1)
+    is_list = is_repeated(_last(deeper)) and not is_repeated(_last(block))
+    return deeper if is_list else block
+
+
+def _last(path: str) -> str:
+    return path.rpartition(".")[2]
 
 
 def _first_parts(path: str, stage: str, depth: int) -> str:

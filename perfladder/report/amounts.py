@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-_WITH_ASTERISK: Final = re.compile(r"(?<![`\w.])\b[\w.\[\],-]*\.\*(?:[\w.*\[\],-]*[\w*\]])?")
+_REPEATED: Final = re.compile(r"(?<![`\w.])\b[\w.\[\],-]*\.(?:\*|\[\d[\d,.-]*\])(?:[\w.*\[\],-]*[\w*\]])?")
 
 
 def ms(value: float | None) -> str:
@@ -44,5 +44,5 @@ def both_ends(value: str, length: int = 64) -> str:
 
 
 def as_code(text: str) -> str:
-    """Text with the paths that have an asterisk as code: Markdown reads emphasis there."""
-    return _WITH_ASTERISK.sub(lambda match: f"`{match[0]}`", text)
+    """Text with the paths of repeated modules as code: Markdown reads emphasis at an asterisk."""
+    return _REPEATED.sub(lambda match: f"`{match[0]}`", text)

@@ -22,7 +22,8 @@ _RUNTIME: Final = re.compile(
     r"TorchDynamo Cache Lookup|Torch-Compiled Region: .+|Pregraph bytecode|AOTDispatcher Runtime Wrapper Prologue"
     r"|CompiledFunction(Backward)?"
 )
-_GRAPH_CALL: Final = re.compile(r"## Call CompiledFxGraph .+ ##")
+_GRAPH_CALL: Final = re.compile(r"## Call CompiledFxGraph (.+) ##")
+_SHOWN: Final = 8
 
 
 def is_runtime(name: str) -> bool:
@@ -30,9 +31,20 @@ def is_runtime(name: str) -> bool:
     return name == RUNTIME_NAME or _RUNTIME.fullmatch(name) is not None
 
 
+def is_graph_call(name: str) -> bool:
+    """Whether a span of this name is the call of an Inductor graph."""
+    return _GRAPH_CALL.fullmatch(name) is not None
+
+
+def told_operator(name: str) -> str:
+    """An operator in a sentence: of an Inductor graph the first letters of its key."""
+    call = _GRAPH_CALL.fullmatch(name)
+    return name if call is None else f"the Inductor graph {call[1][:_SHOWN]}"
+
+
 def find_wrappers(trace: Trace) -> BoolArray:
     """Return which names are no operator that code calls, but what the runtime puts around those."""
-    return np.array([is_runtime(name) or _GRAPH_CALL.fullmatch(name) is not None for name in trace.names], bool)
+    return np.array([is_runtime(name) or is_graph_call(name) for name in trace.names], bool)
 
 
 def with_runtime_as_one(trace: Trace) -> Trace:

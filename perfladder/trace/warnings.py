@@ -120,7 +120,8 @@ class WarningCode(ExplainedCode):
     )
     DEVICE_EVENTS_OVERLAP = (
         "DEVICE_EVENTS_OVERLAP",
-        "Device events of one stream overlap in time; busy time is the union, so it is less than the sum of durations.",
+        "Device events of one stream overlap by more than 0.5 % of its busy time, which is their union, so that it is "
+        "less than the sum of durations.",
     )
 
 

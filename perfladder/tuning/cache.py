@@ -12,7 +12,7 @@ import sys
 import sysconfig
 import types
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -22,10 +22,11 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
-from perfladder._torch_private import compile_counters, inductor_cache
+from perfladder._torch_private import compile_counters
 from perfladder.errors import NotPossibleHereError
 from perfladder.files import write_atomically
 from perfladder.models import digest
+from perfladder.tuning.inductor_folder import inductor_cache
 from perfladder.tuning.records import CandidateRecord
 
 if TYPE_CHECKING:
@@ -116,7 +117,10 @@ class BuildCache:
         return inductor_cache(self.root / "inductor")
 
     def compiled_here(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Let Inductor use its files here in the first calls, up to one in which it compiled nothing."""
+        """Let Inductor use its files here in the first calls, up to one in which it compiled nothing.
+
+        Where the folder may not be written to any more, Inductor takes its own.
+        """
         is_compiled = False
 
         def cached(*args: Any, **kwargs: Any) -> Any:
@@ -124,12 +128,20 @@ class BuildCache:
             if is_compiled:
                 return call(*args, **kwargs)
             before = compile_counters()
-            with self.inductor():
+            with self.inductor() if self._may_write_inductor() else nullcontext():
                 result = call(*args, **kwargs)
             is_compiled = not compile_counters().since(before).graphs
             return result
 
         return cached
+
+    def _may_write_inductor(self) -> bool:
+        folder = self.root / "inductor"
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError:
+            return False
+        return os.access(folder, os.W_OK)
 
     def clear(self) -> None:
         """Remove what is in the folder, and nothing else that somebody put there."""

@@ -17,8 +17,15 @@ from perfladder.tuning.measure import Arguments
 from perfladder.tuning.quality import QualityGate, is_measured
 from perfladder.tuning.tree import output_leaves
 
-TOLERANCES: Final = {"float64": 1e-7, "float32": 1e-4, "float16": 1e-2, "bfloat16": 3e-2}
-"""Largest accepted error by dtype, relative to the largest magnitude of the tensor.
+TOLERANCES: Final = {
+    "float64": 1e-7,
+    "float32": 1e-4,
+    "float16": 1e-2,
+    "bfloat16": 3e-2,
+    "complex128": 1e-7,
+    "complex64": 1e-4,
+}
+"""Largest accepted error by dtype, relative to the largest magnitude of the tensor; complex as each of the two parts.
 
 A compiler adds in another order. Measured between eager and Inductor: 2e-7 to 3e-6 in float32 over UNets and encoders,
 2e-3 in float16; a wrong result is off by its own size.
@@ -216,11 +223,11 @@ def _wrong_outputs(
         if not is_accepted(expected, path, difference, tolerances)
     }
     if gate is None or not beyond:
-        return _told(beyond), None
+        return told(beyond), None
     # A measure of likeness is of numbers: another form, and numbers that are none, are wrong in any case.
     formal = {path: d for path, d in beyond.items() if not d.is_of_numbers or not is_measured(_dtype(expected, path))}
     if formal:
-        return _told(formal), None
+        return told(formal), None
     value = gate.value_of(expected, found)
     return gate.why_not(value), value
 
@@ -238,7 +245,8 @@ def _dtype(values: Encoded, path: str) -> str:
     return node.tensor.dtype if node is not None and node.tensor is not None else ""
 
 
-def _told(differences: dict[str, Difference]) -> str | None:
+def told(differences: Mapping[str, Difference]) -> str | None:
+    """The first differences in words; None if there are none."""
     if not differences:
         return None
     shown = [f"{path}: {difference.reason}" for path, difference in list(differences.items())[:_SHOWN]]

@@ -59,7 +59,7 @@ class QualityGate:
         return f"{self.name}{where} is {value:.8g}, below {self.minimum:.8g}"
 
     def value_of(self, expected: Encoded, found: Encoded) -> float:
-        """The worst value over all tensors of floating point or bytes; a function gets outputs as lists of them.
+        """The worst value over all tensors that `is_measured`; a function gets outputs as lists of them.
 
         Raises:
             InputError: The function returned no number.
@@ -80,11 +80,33 @@ class QualityGate:
 
     def _worst(self, expected: Mapping[Any, np.ndarray], found: Mapping[Any, np.ndarray]) -> float:
         """The least value over all arrays; one that is not there, or has another shape, is as unlike as can be."""
-        if not expected:
-            raise InputError(f"quality: the output holds no numbers that {self.name} could measure.")
         measure = {"cosine": cosine, "psnr": psnr, "ssim": ssim}[str(self.metric)]
-        is_alike = {path: path in found and found[path].shape == array.shape for path, array in expected.items()}
-        return min(measure(array, found[path]) if is_alike[path] else -math.inf for path, array in expected.items())
+        values = []
+        for path, array in expected.items():
+            other = found.get(path)
+            if other is None or other.shape != array.shape:
+                values.append(-math.inf)
+                continue
+            array, other = _without_same_non_finite(array, other, keeps_shape=self.metric == "ssim")
+            if not (np.isfinite(array).all() and np.isfinite(other).all()):
+                values.append(-math.inf)
+            elif array.size:
+                values.append(measure(array, other))
+        if not values:
+            raise InputError(f"quality: the output holds no numbers that {self.name} could measure.")
+        return min(values)
+
+
+def _without_same_non_finite(
+    expected: np.ndarray, found: np.ndarray, *, keeps_shape: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Two arrays without the places where both are NaN, or infinite alike: an attention mask is no difference."""
+    is_same = ~np.isfinite(expected) & ((expected == found) | (np.isnan(expected) & np.isnan(found)))
+    if not is_same.any():
+        return expected, found
+    if keeps_shape:
+        return np.where(is_same, 0.0, expected), np.where(is_same, 0.0, found)
+    return expected[~is_same], found[~is_same]
 
 
 def cosine(expected: np.ndarray, found: np.ndarray) -> float:
@@ -97,11 +119,9 @@ def cosine(expected: np.ndarray, found: np.ndarray) -> float:
 
 def psnr(expected: np.ndarray, found: np.ndarray) -> float:
     """Peak signal-to-noise ratio in dB, of the range of `expected`; infinite for equal arrays."""
-    error = float(np.mean((expected - found) ** 2))
-    if error == 0:
-        return math.inf
     peak = float(expected.max() - expected.min()) or 1.0
-    return 10 * math.log10(peak**2 / error)
+    error = float(np.mean(((expected - found) / peak) ** 2))
+    return -10 * math.log10(error) if error > 0 else math.inf
 
 
 def ssim(expected: np.ndarray, found: np.ndarray) -> float:
@@ -135,9 +155,9 @@ def ssim(expected: np.ndarray, found: np.ndarray) -> float:
 
 
 def _encoded_numbers(values: Encoded) -> dict[str, np.ndarray]:
-    """Tensors and arrays of floating point, and of bytes, as pictures are."""
+    """Tensors and arrays whose numbers can be measured."""
     found = {path: values.tensor(leaf) for path, leaf in values.leaves.items() if leaf.kind in ("tensor", "array")}
-    return {path: tensor.double().numpy() for path, tensor in found.items() if is_measured(_name(tensor.dtype))}
+    return {path: _doubles(tensor) for path, tensor in found.items() if is_measured(dtype_name(tensor))}
 
 
 def _object_numbers(output: Any) -> dict[Any, np.ndarray]:
@@ -151,15 +171,24 @@ def _object_numbers(output: Any) -> dict[Any, np.ndarray]:
             array = torch.from_numpy(np.array(value))
         else:
             continue
-        if is_measured(_name(array.dtype)):
-            found[leaf.path] = array.double().numpy()
+        if is_measured(dtype_name(array)):
+            found[leaf.path] = _doubles(array)
     return found
 
 
 def is_measured(dtype: str) -> bool:
-    """Whether numbers of a dtype, such as `float16`, can be measured: floating point, and bytes, as pictures are."""
-    return "float" in dtype or dtype == "uint8"
+    """Whether numbers of a dtype, such as `float16`, can be measured: floating point, complex, and bytes."""
+    return "float" in dtype or "complex" in dtype or dtype == "uint8"
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+def dtype_name(tensor: torch.Tensor) -> str:
+    """The dtype of a tensor as tables of dtypes have it, such as `float16`."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _doubles(tensor: torch.Tensor) -> np.ndarray:
+    """The numbers as `float64`; complex ones have their two parts on a last axis."""
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.to(torch.complex128).resolve_conj())
+    array: np.ndarray = tensor.double().numpy()
+    return array

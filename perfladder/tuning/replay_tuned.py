@@ -96,7 +96,7 @@ def measure(loaded: LoadedTarget, request: TunedReplayRequest) -> TunedReplay:
     with Replay(loaded, Path(request.folder), path=request.path) as replay:
         calls = [_compare(replay, call, control, gate) for call in replay.manifest.calls]
         found = TunedReplay(
-            path=request.path, is_right=True, reason=None, gate=f"{gate.name} >= {gate.minimum:g}" if gate else None
+            path=request.path, is_right=True, reason=None, gate=gate.demand if gate else None
         ).model_copy(update={"calls": calls, **_verdict(calls, control)})
         if found.is_right is False:
             return found

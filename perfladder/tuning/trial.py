@@ -32,9 +32,9 @@ def main(arguments: list[str]) -> int:
 def _try(work_stream: object) -> str | None:
     import torch
 
-    from perfladder._torch_private import inductor_cache
     from perfladder.backend.base import BuildRequest
     from perfladder.tuning.build_log import told_by
+    from perfladder.tuning.inductor_folder import inductor_cache
 
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
     try:

@@ -163,7 +163,7 @@ def compare_outputs(sides: Sides, gate: QualityGate | None) -> OutputComparison:
         max_abs_error=found.max_abs_error,
         max_rel_error=found.max_rel_error,
         quality=found.quality,
-        gate=f"{gate.name} >= {gate.minimum:g}" if gate else None,
+        gate=gate.demand if gate else None,
         not_compared=not_compared(expected),
     )
 

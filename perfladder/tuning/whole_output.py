@@ -10,7 +10,8 @@ import numpy as np
 
 from perfladder.capturing.compare import Difference, Encoded, compare_values
 from perfladder.capturing.types import capture_types
-from perfladder.tuning.correctness import TOLERANCES
+from perfladder.tuning.correctness import TOLERANCES, told
+from perfladder.tuning.quality import dtype_name, is_measured
 
 if TYPE_CHECKING:
     import torch
@@ -21,7 +22,6 @@ _PIXELS: Final = "pixels of a picture"
 _PICTURE_MODES: Final = ("L", "RGB", "RGBA")
 _LEVELS: Final = 1.0
 """Of 255: where a number lies between two levels, an error that is within tolerance rounds it to the other one."""
-_SHOWN: Final = 3
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,11 @@ def _picture_state(picture: Any) -> dict[str, Any]:
 
 
 def not_compared(output: Encoded) -> list[str]:
-    """Paths of parts that no comparison sees."""
-    return [path for path, leaf in output.leaves.items() if leaf.kind == "unsupported"]
+    """Paths of parts that no comparison sees; an output of nothing is right whatever was computed, and told too."""
+    leaves = output.leaves
+    if all(leaf.kind == "plain" and leaf.value is None for leaf in leaves.values()):
+        return ["output, which holds nothing"]
+    return [path for path, leaf in leaves.items() if leaf.kind == "unsupported"]
 
 
 def compare_output(
@@ -90,12 +93,12 @@ def compare_output(
         worst_abs, worst_rel = max(worst_abs, difference.max_abs_error), max(worst_rel, difference.max_rel_error)
         if not is_accepted:
             beyond[path] = difference
-    reason, quality = _told(formal), None
+    reason, quality = told(formal), None
     if reason is None and worst_abs > 0 and gate is not None:
         quality = gate.value_of(expected, found)
-        reason = None if quality >= gate.minimum else f"{gate.name} is {quality:.4g}, below {gate.minimum:g}"
+        reason = gate.why_not(quality)
     elif reason is None:
-        reason = _told(beyond)
+        reason = told(beyond)
     return OutputDifference(worst_abs, worst_rel, quality, reason)
 
 
@@ -105,27 +108,20 @@ def _numbers(output: Encoded, path: str) -> torch.Tensor | None:
 
 
 def _is_measured(expected: torch.Tensor | None, found: torch.Tensor | None) -> bool:
-    """Whether both are numbers of one form in which an error has a size: floating point, or bytes."""
+    """Whether both are numbers of one form in which an error has a size."""
     if expected is None or found is None or (expected.dtype, expected.shape) != (found.dtype, found.shape):
         return False
-    return expected.is_floating_point() or expected.is_complex() or str(expected.dtype) == "torch.uint8"
+    return is_measured(dtype_name(expected))
 
 
 def _judged(
     path: str, difference: Difference, expected: torch.Tensor, found: torch.Tensor, least: float
 ) -> tuple[Difference, bool]:
     """The difference with its errors, and whether it is within the tolerance, which is `least` or more."""
-    dtype = str(expected.dtype).removeprefix("torch.")
+    dtype = dtype_name(expected)
     if dtype != "uint8":
         return difference, difference.max_rel_error <= max(TOLERANCES.get(dtype, 0.0), least)
     levels = float((expected.int() - found.int()).abs().max())
     reason = f"largest error {levels:g} of 255 levels"
     is_picture = path.endswith(f".{_PIXELS}")
     return Difference(reason, levels, levels / 255), is_picture and levels <= max(_LEVELS, 255 * least)
-
-
-def _told(differences: dict[str, Difference]) -> str | None:
-    if not differences:
-        return None
-    shown = [f"{path}: {difference.reason}" for path, difference in list(differences.items())[:_SHOWN]]
-    return "; ".join(shown) + (f"; and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else "")

@@ -141,6 +141,20 @@ def test_runtime_of_a_compiled_stage_is_one_row_and_nothing_to_optimize(kernels)
     heaviest = result.model_copy(update={"by_operator": [runtime, *result.by_operator]})
     (finding, *_) = kernels_findings(heaviest, make_background())
     assert "TorchDynamo" not in finding.claim
+    graph = result.by_operator[0].model_copy(update={"name": "## Call CompiledFxGraph fkledi4nz4udr ##"})
+    (finding, *_) = kernels_findings(result.model_copy(update={"by_operator": [graph]}), make_background())
+    assert finding.claim.startswith(f"In {result.stage}, the Inductor graph fkledi4n holds ")
+    assert finding.next_experiment.startswith("What the Inductor graph fkledi4n runs is fused already")
+
+
+def test_a_stage_without_modules_inside_has_no_heaviest_block(kernels):
+    result = kernels(Pipe(Stage()))
+    (finding, *_) = kernels_findings(result, make_background())
+    assert "heaviest block" in finding.claim
+    (block, *_) = result.by_position.by_block
+    alone = result.by_position.model_copy(update={"by_block": [block.model_copy(update={"name": result.stage})]})
+    (finding, *_) = kernels_findings(result.model_copy(update={"by_position": alone}), make_background())
+    assert "heaviest block" not in finding.claim
 
 
 def test_failed_marking_leaves_operators_and_a_warning(kernels, monkeypatch):

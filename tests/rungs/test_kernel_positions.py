@@ -107,6 +107,7 @@ def test_blocks_of_a_stage_that_is_a_list_are_what_is_inside_of_them():
     assert _block_of_position("net.*.mix.0", "net") == "net.*.mix"
     assert _block_of_position("net.up_blocks.0.attentions.*.norm", "net") == "net.up_blocks.0"
     assert _block_of_position("net.blocks.[0-3]", "net") == "net.blocks.[0-3]"
+    assert _block_of_position("net.blocks.*.[0,2]", "net") == "net.blocks.*"
     assert (_block_of_position("net", "net"), _block_of_position("other.a.b.c", "net")) == ("net", "other.a.b.c")
 
 
@@ -151,11 +152,13 @@ def test_report_and_tables_show_positions_with_the_number_of_modules(result, tmp
         assert show_table(run.path, name, contains="stage.blocks.*.grow").rows
 
 
-def test_paths_with_an_asterisk_are_code_in_markdown():
+def test_paths_of_repeated_modules_are_code_in_markdown():
     text = "the heaviest blocks are a.b.* (2). In a.*.proj.2, and `a.*.b` in n.[1-2].*.mlp. 2 * 3 stays."
     assert as_code(text) == (
         "the heaviest blocks are `a.b.*` (2). In `a.*.proj.2`, and `a.*.b` in `n.[1-2].*.mlp`. 2 * 3 stays."
     )
+    assert as_code("in n.m.[0,2,4,..,22] (12), not in a.b [2, 3].") == "in `n.m.[0,2,4,..,22]` (12), not in a.b [2, 3]."
+    assert as_code("`n.[0-1]`, n.[0-1].") == "`n.[0-1]`, `n.[0-1]`."
 
 
 def test_kinds_tell_classes_and_shapes_inside_and_no_values():

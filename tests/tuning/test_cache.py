@@ -2,6 +2,7 @@
 
 import copy
 import os
+import shutil
 import stat
 
 import pytest
@@ -201,6 +202,17 @@ def test_inductor_keeps_its_files_here_inside_the_block_only(tmp_path, monkeypat
         assert os.environ.get("TORCHINDUCTOR_CACHE_DIR") == before
 
 
+def test_blocks_of_several_threads_may_overlap(tmp_path, monkeypatch):
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    first, second = (BuildCache(tmp_path / name).inductor() for name in "ab")
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "b" / "inductor")
+    second.__exit__(None, None, None)
+    assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ
+
+
 def test_toys_are_code_of_the_project():
     assert len(source_of(toys.Toy)) == 64
 
@@ -235,3 +247,12 @@ def test_first_calls_of_what_was_loaded_compile_into_the_cache(tmp_path, monkeyp
         assert served(torch.zeros(2)).tolist() == [1, 1]
     own = str(tmp_path / "inductor")
     assert seen == [own, own, elsewhere]
+
+
+def test_first_calls_go_on_where_the_cache_is_no_folder_any_more(tmp_path, monkeypatch):
+    elsewhere = str(tmp_path / "elsewhere")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", elsewhere)
+    served = BuildCache(tmp_path / "cache").compiled_here(lambda: os.environ["TORCHINDUCTOR_CACHE_DIR"])
+    shutil.rmtree(tmp_path / "cache" / "inductor")
+    (tmp_path / "cache" / "inductor").write_text("")
+    assert served() == elsewhere

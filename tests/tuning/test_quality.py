@@ -64,6 +64,36 @@ def test_half_precision_and_arrays_are_numbers_too():
     assert gate.value_of_objects(x, x + 1) == pytest.approx(20 * math.log10(8))
 
 
+def test_what_is_empty_or_the_same_without_being_finite_is_left_out():
+    odd = torch.tensor([math.nan, -math.inf, 0.0, 10.0])
+    expected, found = [torch.ones(0, 3), odd], [torch.ones(0, 3), odd + torch.tensor([0.0, 0.0, 1.0, 1.0])]
+    assert QualityGate("psnr").value_of(encoded(expected), encoded(found)) == pytest.approx(20)
+    assert QualityGate("cosine").value_of(encoded(expected), encoded(expected)) == pytest.approx(1)
+    image = torch.rand(16, 16)
+    masked = image.clone()
+    masked[0, 0] = math.nan
+    assert QualityGate("ssim").value_of(encoded(masked), encoded(masked.clone())) == pytest.approx(1)
+    for metric in ("psnr", "cosine", "ssim"):
+        assert QualityGate(metric).value_of(encoded(image), encoded(masked)) == -math.inf, "on one side only"
+        with pytest.raises(InputError, match="holds no numbers"):
+            QualityGate(metric).value_of(encoded(torch.ones(0, 16)), encoded(torch.ones(0, 16)))
+
+
+def test_complex_numbers_are_measured_by_their_parts():
+    expected = torch.tensor([0 + 0j, 10 + 10j], dtype=torch.complex64)
+    assert QualityGate("psnr").value_of(encoded(expected), encoded(expected + (1 + 1j))) == pytest.approx(20)
+    assert QualityGate("psnr").value_of_objects(expected.conj(), expected.conj() + (1 + 1j)) == pytest.approx(
+        20 * math.log10(20)
+    )
+
+
+def test_errors_of_very_large_numbers_have_a_size():
+    expected = torch.tensor([0.0, 1e200], dtype=torch.float64)
+    assert QualityGate("psnr").value_of(encoded(expected), encoded(expected * 1.1)) == pytest.approx(
+        20 + 10 * math.log10(2)
+    )
+
+
 def test_an_output_without_numbers_cannot_be_measured():
     with pytest.raises(InputError, match="holds no numbers that cosine could measure"):
         QualityGate().value_of_objects(["a text"], ["another"])

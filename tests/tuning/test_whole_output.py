@@ -42,6 +42,14 @@ def test_numbers_in_tensors_and_arrays_may_differ_within_the_tolerance_of_their_
     assert wrong.reason == "output.0: largest error 0.001 (0.0005 of the largest value)"
 
 
+def test_complex_numbers_have_the_tolerance_of_their_parts_or_a_gate():
+    expected = [torch.tensor([1 + 1j, 2.0]), torch.ones(0)]
+    found = [torch.tensor([1 + 1.0001j, 2.0]), torch.ones(0)]
+    assert compared(expected, found).reason is None
+    assert "largest error" in compared(expected, [2 * expected[0], expected[1]]).reason
+    assert compared(expected, found, QualityGate("psnr", 40)).quality > 80
+
+
 def test_a_picture_may_differ_by_one_level():
     found = compared(Output([picture(7)], (1,)), Output([picture(8)], (1,)))
     assert (found.reason, found.max_abs_error) == (None, 1.0)
@@ -105,3 +113,5 @@ def test_a_gate_measures_pictures():
 
 def test_parts_that_no_comparison_sees_are_named():
     assert not_compared(encode_output({"x": 1, "handle": object()})) == ["output.handle"]
+    assert not_compared(encode_output(None)) == not_compared(encode_output([])) == ["output, which holds nothing"]
+    assert not_compared(encode_output(0)) == []
