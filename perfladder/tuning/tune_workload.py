@@ -49,6 +49,8 @@ def measure(loaded: LoadedTarget, request: TuneRequest) -> TuneWorkloadResult:
     _check(loaded)
     strategy, gate = _strategy_of(request), _gate_of(request)
     with _settings(request), _caught_warnings() as caught:
+        if gate is not None and not request.dry_run:
+            _check_gate(loaded, gate)
         schedulers, before = _chosen_schedulers(loaded, request), host_timesteps_in(loaded.obj)
         shares = _chosen_modules(loaded, request, but=schedulers)
         _put(loaded, wrap(loaded.obj, list(shares), strategy))
@@ -222,6 +224,15 @@ def _call_of(loaded: LoadedTarget) -> Any:
         return loaded.run().value
 
     return call
+
+
+def _check_gate(loaded: LoadedTarget, gate: QualityGate) -> None:
+    """Measure a plain output against itself: what cannot be measured is told before anything is built."""
+    from perfladder.tuning.whole_output import encode_output
+
+    loaded.tell(Progress(label="measuring the quality of a plain output"))
+    output = encode_output(_call_of(loaded)())
+    gate.value_of(output, output)
 
 
 def _tell(loaded: LoadedTarget, now: TuneProgress) -> None:

@@ -241,6 +241,14 @@ def test_a_gate_on_the_whole_output_rejects_a_candidate(load):
     assert "psnr of the whole output" in first.reason
 
 
+def test_a_gate_that_cannot_measure_the_output_is_told_before_anything_is_built(load, tmp_path):
+    loaded = load()
+    with pytest.raises(InputError, match=r"quality: ssim needs images"):
+        tune(loaded, "toy_once", quality=GateChoice(metric="ssim", minimum=0.9))
+    assert not isinstance(loaded.obj.net, Module)
+    assert not (tmp_path / "cache" / "records").exists()
+
+
 def test_a_workload_that_differs_from_itself_proves_nothing_about_its_output(load):
     result = tune(load(target_args={"is_random": True}), "toy_once")
     assert (result.status, result.evidence.output.is_right) == ("kept", None)
