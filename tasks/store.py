@@ -10,6 +10,7 @@ import os
 import queue
 import re
 import threading
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from pathlib import Path
@@ -47,6 +48,7 @@ _CALL_LIMIT_S = 60.0
 _SLOW_BYTES_PER_S = 5e6
 """An archive may need so much longer than other uploads."""
 
+_RECONNECT_PAUSES_S = (0.5, 1.5)
 _MAX_FAILURES = 2
 _DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 _SERVERS = ("http", "https", "databricks", "uc")
@@ -327,6 +329,7 @@ class TrackingStore:
         """Import MLflow and open the store. Of processes that open a new SQLite store at once, most would fail."""
         from mlflow import MlflowClient
 
+        self._reach_database()
         with self._creation_lock():
             client = MlflowClient(tracking_uri=self.uri, registry_uri=self.uri)
             found = client.get_experiment_by_name(self.experiment)
@@ -335,6 +338,25 @@ class TrackingStore:
             return Target(
                 client, client.create_experiment(self.experiment, artifact_location=self._artifact_location())
             )
+
+    def _reach_database(self) -> None:
+        """Connect to a database server: one that refuses MLflow itself would try for 100 seconds."""
+        from sqlalchemy import create_engine
+        from sqlalchemy.exc import OperationalError
+        from sqlalchemy.pool import NullPool
+
+        kind = urlsplit(self.uri).scheme.partition("+")[0]
+        if kind not in _DATABASES or kind == "sqlite":
+            return
+        engine = create_engine(self.uri, poolclass=NullPool)
+        for pause_s in (*_RECONNECT_PAUSES_S, None):  # it may be just starting
+            try:
+                with engine.connect():
+                    return
+            except OperationalError:
+                if pause_s is None:
+                    raise
+                time.sleep(pause_s)
 
     def _creation_lock(self) -> contextlib.AbstractContextManager[object]:
         from filelock import FileLock
