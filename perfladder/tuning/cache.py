@@ -37,6 +37,7 @@ _logger = logging.getLogger("perfladder.tuning")
 _LIBRARIES: Final = ("torch", "triton", "torchao", "transformers", "diffusers", "perfladder")
 _RECORDS: Final = "records"
 _SHARED: Final = "shared"
+_INDUCTOR: Final = "inductor"
 
 
 class BuildCache:
@@ -52,7 +53,7 @@ class BuildCache:
     def __init__(self, root: Path) -> None:
         self.root = root
         try:
-            for folder in (root, root / _RECORDS, root / "inductor", root / _SHARED):
+            for folder in (root, root / _RECORDS, self.inductor_folder, root / _SHARED):
                 folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
             raise NotPossibleHereError(
@@ -112,9 +113,14 @@ class BuildCache:
         """For what builds leave to later ones, such as timings."""
         return self.root / _SHARED
 
+    @property
+    def inductor_folder(self) -> Path:
+        """For Inductor's own files."""
+        return self.root / _INDUCTOR
+
     def inductor(self) -> AbstractContextManager[None]:
         """Let Inductor keep its files here inside the block, for this process."""
-        return inductor_cache(self.root / "inductor")
+        return inductor_cache(self.inductor_folder)
 
     def compiled_here(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """Let Inductor use its files here in the first calls, up to one in which it compiled nothing.
@@ -136,16 +142,15 @@ class BuildCache:
         return cached
 
     def _may_write_inductor(self) -> bool:
-        folder = self.root / "inductor"
         try:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self.inductor_folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError:
             return False
-        return os.access(folder, os.W_OK)
+        return os.access(self.inductor_folder, os.W_OK)
 
     def clear(self) -> None:
         """Remove what is in the folder, and nothing else that somebody put there."""
-        for name in (_RECORDS, "builds", "inductor", _SHARED):
+        for name in (_RECORDS, "builds", _INDUCTOR, _SHARED):
             with suppress(FileNotFoundError):
                 shutil.rmtree(self.root / name)
         self.__init__(self.root)  # type: ignore[misc]

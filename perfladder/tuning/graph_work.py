@@ -49,7 +49,7 @@ def make_graph_work(
             settings.build_timeout_s,
             settings.build_max_memory_bytes,
             is_wanted=settings.isolate_builds,
-            cache_dir=cache.root / "inductor",
+            cache_dir=cache.inductor_folder,
         ),
         tell=tell,
         nvtx=settings.nvtx,
