@@ -25,6 +25,8 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _PARENT_CHECK_S = 1.0
 _KILL_LIMIT_S = 10.0
+# In /proc/PID/stat, after the parent's number.
+_NUM_THREADS = 15
 
 
 def guarded(command: list[str], lifeline: int) -> list[str]:
@@ -75,7 +77,11 @@ def _wait(process: subprocess.Popen[bytes], lifeline: int, parent: int) -> int:
 def kill_descendants(exit_code: int | None = None) -> None:
     """SIGKILL the whole tree below this process, again until none is left."""
     deadline = time.monotonic() + _KILL_LIMIT_S
-    while (pids := descendants(os.getpid())) and time.monotonic() < deadline:
+    # Twice, for /proc is not read at one instant: a child read before its parent, which then ends, is missed once.
+    num_empty = 0
+    while num_empty < 2 and time.monotonic() < deadline:
+        pids = descendants(os.getpid())
+        num_empty = 0 if pids else num_empty + 1
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -89,19 +95,22 @@ def kill_descendants(exit_code: int | None = None) -> None:
 def descendants(root: int) -> list[int]:
     """All live processes below `root`, read from /proc."""
     children: dict[int, list[int]] = {}
+    ended = set()
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
                 with open(f"/proc/{name}/stat", "rb") as stat:
-                    fields = stat.read().rpartition(b")")[2].split()
+                    state, parent, *rest = stat.read().rpartition(b")")[2].split()
             except OSError:
                 continue
-            if fields[0] != b"Z":
-                children.setdefault(int(fields[1]), []).append(int(name))
+            children.setdefault(int(parent), []).append(int(name))
+            # A process whose first thread has ended reads as a zombie while its others live, and keeps its children.
+            if state in b"ZX" and int(rest[_NUM_THREADS]) <= 1:
+                ended.add(int(name))
     found, queue = [], [root]
     while queue:
         below = children.get(queue.pop(), [])
-        found += below
+        found += [pid for pid in below if pid not in ended]
         queue += below
     return found
 

@@ -195,3 +195,40 @@ def test_descendants_lists_the_whole_tree():
         assert process.pid in descendants(os.getpid())
         process.communicate(b"\n")
     assert descendants(process.pid) == []
+
+
+# What a process with threads looks like on its way out, for as long as its other threads take.
+HALF_ENDED = """
+import ctypes, platform, subprocess, sys, threading, time
+child = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
+threading.Thread(target=time.sleep, args=(600,)).start()
+print(child.pid, flush=True)
+ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[platform.machine()], 0)
+"""
+
+
+def test_a_process_of_which_only_threads_are_left_is_alive_and_so_is_what_it_started():
+    with subprocess.Popen([sys.executable, "-S", "-c", HALF_ENDED], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        child = int(process.stdout.readline())
+        stat = Path(f"/proc/{process.pid}/stat")
+        try:
+            wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "Z")
+            assert {process.pid, child} <= set(descendants(os.getpid()))
+            process.kill()
+            wait_until(lambda: process.pid not in descendants(os.getpid()))
+        finally:
+            process.kill()
+            os.kill(child, signal.SIGKILL)
+
+
+def test_what_a_half_ended_process_started_ends_with_the_command(guarded, mark):
+    source = f"""
+import subprocess, sys, time
+half = subprocess.Popen([sys.executable, "-S", "-c", {HALF_ENDED!r}], stdout=subprocess.PIPE)
+half.stdout.readline()
+while " Z " not in open(f"/proc/{{half.pid}}/stat").read():
+    time.sleep(0.01)
+"""
+    assert guarded(source).process.wait(timeout=20) == 0
+    assert marked(mark) == []

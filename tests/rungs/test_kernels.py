@@ -155,7 +155,8 @@ class Stalling(nn.Module):
 @pytest.fixture(scope="module")
 def stalling_operators():
     def step(x: torch.Tensor, is_stalled: bool) -> torch.Tensor:
-        time.sleep(0.1 * is_stalled)
+        if is_stalled:
+            time.sleep(0.1)
         return x.clone()
 
     library = torch.library.Library("perfladder_toy", "FRAGMENT")
@@ -170,10 +171,10 @@ def stalling_operators():
 def test_a_stall_in_one_of_three_replays_carries_no_finding(measure):
     for _ in range(5):  # a busy machine may stall another operator too
         result = measure(Pipe(Stalling(one=2)), unprofiled_ms=10.0)
-        if len(kernels_findings(result, make_background())) > 1:
+        first = result.by_operator[0]
+        if first.name == "aten::linear" and len(kernels_findings(result, make_background())) > 1:
             break
     stalled = next(share for share in result.by_operator if share.name == "perfladder_toy::one")
-    first = result.by_operator[0]
     assert first.name == "aten::linear"
     assert stalled.repeat_us[1] > first.total_us
     assert max(stalled.repeat_us) == stalled.repeat_us[1] > stalled.total_us
