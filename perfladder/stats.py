@@ -272,7 +272,8 @@ def compare_samples(
         num_candidate=len(second),
         speedup=speedup,
         interval=bootstrap.interval,
-        p_value=float(mannwhitneyu(first, second).pvalue),
+        # Where all samples are equal, releases of scipy differ: 1, or not a number.
+        p_value=float(mannwhitneyu(first, second).pvalue) if len({*first, *second}) > 1 else 1.0,
         block_length=bootstrap.block_length,
         min_effect=min_effect,
         minimum_detectable_difference=bootstrap.detectable,

@@ -117,7 +117,7 @@ def test_unknown_field_ends_before_a_run_is_made(run, tmp_path):
         ({"target_args": {"fial": 1}}, 2, "target_args: .*Did you mean 'fail'"),
         ({"stages": ["nett"]}, 2, "stages: .*Did you mean 'net'"),
         ({"inputs": {"act": "segfault"}}, 3, "killed by SIGSEGV"),
-        ({"inputs": {"act": "hang"}, "timeout_s": 8}, 3, "did not finish 'stages' within 8 s.*in hang"),
+        ({"inputs": {"act": "hang"}, "timeout_s": 15}, 3, "did not finish 'stages' within 15 s.*in hang"),
         ({"inputs": {"act": "run_out_of_memory"}}, 3, "ran out of memory"),
         pytest.param(
             {"device": "cuda"},
@@ -142,7 +142,8 @@ def test_failure_is_one_message_and_an_exit_code(run, tmp_path, fields, code, me
 @pytest.mark.slow
 @pytest.mark.parametrize("act", ["segfault", "hang", "run_out_of_memory"])
 def test_failure_in_a_later_rung_keeps_the_finished_ones(run, tmp_path, act):
-    done = run(until="capture", inputs={"act": act, "after": "runs/bad/*/1-stages/stages.json"}, timeout_s=15)
+    inputs = {"act": act, "after": "runs/bad/*/1-stages/stages.json"}
+    done = run(until="capture", inputs=inputs, timeout_s=20 if act == "hang" else 60)
     record = record_in(tmp_path)
     assert [(rung["name"], rung["status"]) for rung in record["rungs"]] == [("stages", "done"), ("capture", "failed")]
     assert done.returncode == 5

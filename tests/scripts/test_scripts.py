@@ -116,14 +116,14 @@ def test_a_function_of_another_module_is_named_with_it(load, tmp_path):
 def test_without_a_pipeline_the_module_called_for_longest_is_taken(load):
     loaded = load(
         """
-        slow = nn.Sequential(*[nn.Linear(256, 256) for _ in range(20)])
+        slow = nn.Sequential(*[nn.Linear(512, 512) for _ in range(20)])
         for _ in range(3):
             other(torch.ones(1, 4))
-            slow(torch.ones(64, 256))
+            slow(torch.ones(512, 512))
         """
     )
     assert isinstance(loaded.obj, torch.nn.Sequential)
-    assert value_of(loaded).equal(loaded.obj(torch.ones(64, 256)))
+    assert value_of(loaded).equal(loaded.obj(torch.ones(512, 512)))
     assert loaded.info({}).description.startswith("Sequential.__call__, called at ")
     # What torch asks before it warns of global hooks, and compiles with them.
     assert not torch.nn.modules.module._has_any_global_hook()

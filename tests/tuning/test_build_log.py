@@ -5,11 +5,11 @@ import json
 import logging
 import threading
 import warnings
+from importlib.metadata import version
 from pathlib import Path
 
 import hostile
 import pytest
-import torch
 import toys
 
 import perfladder as pl
@@ -58,7 +58,7 @@ def test_a_build_in_this_process_leaves_its_warnings_and_records(clock, caplog, 
     assert header["build in"].startswith("this process")
     assert header["backend"] == "toy_speaks, Speaks(ms=2.0)"
     assert json.loads(header["options"])["ms"] == 2.0
-    assert f"torch {torch.__version__}" in header["versions"]
+    assert f"torch {version('torch')}" in header["versions"]
     assert float(header["duration_s"]) >= 0
     assert header["outcome"] == "built"
     body = log.partition("outcome: built")[2]
