@@ -506,7 +506,7 @@ SAMPLER = """
     class Scheduler:
         '''Its step takes long where it is given one of its own timesteps, as if it waited for a device.'''
 
-        wait_s, error, is_picky = 0.01, 0.0, False
+        waits_for_own, error, is_picky = True, 0.0, False
 
         def __init__(self):
             self.timesteps = torch.arange(2)
@@ -518,8 +518,8 @@ SAMPLER = """
             is_own = timestep.untyped_storage().data_ptr() == self.timesteps.untyped_storage().data_ptr()
             if self.is_picky and not is_own:
                 raise RuntimeError("expected all tensors on one device")
-            if is_own:
-                time.sleep(self.wait_s)
+            if is_own == self.waits_for_own:
+                time.sleep(0.01)
             return sample + model_output * timestep + (0.0 if is_own else self.error)
 
 
@@ -550,7 +550,7 @@ SAMPLER = """
 
 
     def build_slow():
-        Scheduler.wait_s = 0.0
+        Scheduler.waits_for_own = False
         return Pipe()
 
 
