@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from perfladder.flows.keeper import is_healthy
+from perfladder.guard import guarded
 
 _HERE = Path(__file__).parent
 _MARKER = "PERFLADDER_TEST_MARKER"
@@ -123,14 +124,19 @@ def server_variables(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[
     added |= {"PREFECT_RUNNER_POLL_FREQUENCY": "1"}
     variables = {**kept, **added, "PREFECT_HOME": str(folder / "home"), "TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "prefect", "server", "start", "--port", port]
+    # Under a guard: an interrupted test run tears nothing down.
+    watched, lifeline = os.pipe()
     with (folder / "server.log").open("w") as log:
-        server = subprocess.Popen(command, env=variables, stdout=log, stderr=log, cwd=folder)
+        server = subprocess.Popen(
+            guarded(command, watched), env=variables, stdout=log, stderr=log, cwd=folder, pass_fds=(watched,)
+        )
+    os.close(watched)
     try:
         url = f"http://127.0.0.1:{port}/api"
         _until(lambda: is_healthy(url), 120, lambda: (folder / "server.log").read_text())
         yield {**variables, "PREFECT_API_URL": url}
     finally:
-        server.terminate()
+        os.close(lifeline)
         server.wait(30)
 
 
