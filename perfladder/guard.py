@@ -77,11 +77,9 @@ def _wait(process: subprocess.Popen[bytes], lifeline: int, parent: int) -> int:
 def kill_descendants(exit_code: int | None = None) -> None:
     """SIGKILL the whole tree below this process, again until none is left."""
     deadline = time.monotonic() + _KILL_LIMIT_S
+    own = os.getpid()
     # Twice, for /proc is not read at one instant: a child read before its parent, which then ends, is missed once.
-    num_empty = 0
-    while num_empty < 2 and time.monotonic() < deadline:
-        pids = descendants(os.getpid())
-        num_empty = 0 if pids else num_empty + 1
+    while (pids := descendants(own) or descendants(own)) and time.monotonic() < deadline:
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

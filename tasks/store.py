@@ -341,13 +341,13 @@ class TrackingStore:
 
     def _reach_database(self) -> None:
         """Connect to a database server: one that refuses MLflow itself would try for 100 seconds."""
+        kind = urlsplit(self.uri).scheme.partition("+")[0]
+        if kind not in _DATABASES or kind == "sqlite":
+            return
         from sqlalchemy import create_engine
         from sqlalchemy.exc import OperationalError
         from sqlalchemy.pool import NullPool
 
-        kind = urlsplit(self.uri).scheme.partition("+")[0]
-        if kind not in _DATABASES or kind == "sqlite":
-            return
         engine = create_engine(self.uri, poolclass=NullPool)
         for pause_s in (*_RECONNECT_PAUSES_S, None):  # it may be just starting
             try:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import processes
 import pytest
-from processes import MARK, marked
+from processes import MARK, is_alive, marked
 
 from perfladder import guard
 from perfladder.guard import descendants
@@ -211,9 +211,8 @@ def test_a_process_of_which_only_threads_are_left_is_alive_and_so_is_what_it_sta
     with subprocess.Popen([sys.executable, "-S", "-c", HALF_ENDED], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         child = int(process.stdout.readline())
-        stat = Path(f"/proc/{process.pid}/stat")
         try:
-            wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "Z")
+            wait_until(lambda: not is_alive(process.pid))
             assert {process.pid, child} <= set(descendants(os.getpid()))
             process.kill()
             wait_until(lambda: process.pid not in descendants(os.getpid()))

@@ -5,12 +5,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import is_alive, wait_until
 
 from perfladder.errors import NotPossibleHereError
 from perfladder.flows.prefect_server import PrefectServer, UsersServer, find_server, server_variables
@@ -22,23 +22,13 @@ def server(runs_dir: Path, python: str, **options: Any) -> PrefectServer:
     return PrefectServer(runs_dir, variables=os.environ, python=python, **options)
 
 
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 def pids(state: Path) -> list[int]:
     address = json.loads((state / "server.json").read_text())
     return [address["keeper_pid"], address["server_pid"]]
 
 
 def wait_until_gone(found: list[int]) -> None:
-    deadline = time.monotonic() + 20
-    while any(map(is_alive, found)):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: not any(map(is_alive, found)), limit_s=20)
 
 
 def test_the_server_gets_none_of_the_users_prefect_settings() -> None:

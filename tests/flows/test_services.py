@@ -6,13 +6,13 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from documents import printed
+from processes import is_alive, wait_until
 
 from perfladder.errors import InputError, NotPossibleHereError
 from perfladder.flows import services
@@ -42,20 +42,6 @@ def up(folder: Path, python: str, limit_s: float = 30, **options: Any) -> servic
 
 def statuses(found: services.ServersStatus) -> list[str]:
     return [server.status for server in found.servers]
-
-
-def is_alive(pid: int | None) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def wait_until(is_true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not is_true():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_nothing_runs_in_a_folder_that_is_not_there(tmp_path: Path) -> None:
@@ -116,7 +102,7 @@ def test_a_crashed_server_is_recognised_and_replaced(folder: Path, fake_server: 
     # The server of one, the keeper of the other; that one's server ends with it.
     os.kill(int(mlflow.process_id or 0), signal.SIGKILL)
     os.kill(int(prefect.keeper_process_id or 0), signal.SIGKILL)
-    wait_until(lambda: not is_kept(folder / "mlflow") and not is_alive(prefect.process_id))
+    wait_until(lambda: not is_kept(folder / "mlflow") and not is_alive(prefect.process_id), limit_s=30)
     assert statuses(services.status(folder)) == ["crashed", "crashed"]
     assert resolve_tracking_uri(None, variables, folder) == f"sqlite:///{folder}/mlflow.db"
     assert isinstance(find_server(folder, variables), PrefectServer)

@@ -17,12 +17,19 @@ def marked(mark: str) -> list[int]:
         if name.isdigit():
             try:
                 environment = Path(f"/proc/{name}/environ").read_bytes()
-                state = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[0]
             except OSError:
                 continue
-            if f"{MARK}={mark}".encode() in environment.split(b"\0") and state != "Z":
+            if f"{MARK}={mark}".encode() in environment.split(b"\0") and is_alive(int(name)):
                 found.append(int(name))
     return found
+
+
+def is_alive(pid: int | None) -> bool:
+    """Whether there is such a process, and it is more than a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def wait_until(condition: Callable[[], Any], limit_s: float, *, poll_s: float = 0.02) -> Any:
