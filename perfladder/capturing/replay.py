@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from perfladder.capturing.compare import Difference, Encoded, compare_values
 from perfladder.capturing.context import context_restored, restore_rng
 from perfladder.capturing.decode import Decoder, not_rebuildable
 from perfladder.capturing.nodes import Node, expanded, holders_of, labels_of
+from perfladder.capturing.standalone_timing import time_ms
 from perfladder.capturing.state import read_state, write_state
 from perfladder.capturing.store import CapturedCall, Manifest, read_manifest, read_storages
 from perfladder.capturing.synthetic import random_blocks
@@ -26,7 +26,6 @@ from perfladder.user_code import user_code
 if TYPE_CHECKING:
     from perfladder.capturing.evict import Evictor
 
-_NS_PER_MS = 1e6
 _STATE = "state."
 
 
@@ -152,7 +151,7 @@ class Replay:
         return Encoded(nodes, self.blocks, self._storages)
 
     def time_ms(self, call: CapturedCall, evictor: Evictor | None = None) -> float:
-        """Restore one call and time it, by device events where there is a device.
+        """Restore one call and time it, with the host as far ahead of the device as in the pipeline.
 
         Args:
             call: Which one.
@@ -163,21 +162,7 @@ class Replay:
             evictor.evict()
             self.loaded.synchronize()
         with self.settings(call):
-            return self._time_once(args, kwargs)
-
-    def _time_once(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
-        if self.loaded.device.type == "cpu":
-            start = time.perf_counter_ns()
-            self.call(args, kwargs)
-            return (time.perf_counter_ns() - start) / _NS_PER_MS
-        import torch
-
-        begin, end = (torch.Event(self.loaded.device, enable_timing=True) for _ in range(2))
-        begin.record()
-        self.call(args, kwargs)
-        end.record()
-        self.loaded.synchronize()
-        return float(begin.elapsed_time(end))
+            return time_ms(lambda: self.call(args, kwargs), self.loaded.device, call.lead_ms)
 
     @property
     def _storages(self) -> list[int]:

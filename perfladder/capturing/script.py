@@ -1,4 +1,4 @@
-"""The script `replay.py` beside a capture: `standalone_values.py` and `standalone.py` as one, with its constants."""
+"""The script `replay.py` beside a capture: the three files `standalone*.py` as one, with its constants."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from perfladder.files import write_atomically
 from perfladder.workload import Workload
 
 SCRIPT: Final = "replay.py"
-_PARTS: Final = ("standalone_values.py", "standalone.py")
+_PARTS: Final = ("standalone_values.py", "standalone_timing.py", "standalone.py")
 _CODE: Final = "# [code]\n"
 _BEGIN: Final = "# [filled in for each capture]\n"
 _END: Final = "# [end]\n"
@@ -84,7 +84,7 @@ def nvtx_range(stage: str) -> str:
 
 
 def _source() -> str:
-    """Both parts as one script: the last one's docstring, the imports of both, and the code of both in order."""
+    """All parts as one script: the last one's docstring, the imports of all, and the code of all in order."""
     parts = [Path(__file__).with_name(name).read_text(encoding="utf-8") for name in _PARTS]
     imports: dict[str, dict[str, None]] = {}
     for statement in (statement for part in parts for statement in ast.parse(part.partition(_CODE)[0]).body):

@@ -14,7 +14,6 @@ import json
 import random
 import statistics
 import sys
-import time
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -23,6 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from perfladder.capturing.standalone_timing import time_ms
 from perfladder.capturing.standalone_values import (
     ABSENT,
     ATTENTION,
@@ -296,20 +296,11 @@ class Replay:
         return found
 
     def time_ms(self, call: dict[str, Any]) -> float:
-        """Time the call once, by device events where there is a device."""
+        """Time the call once, with the host as far ahead of the device as in the pipeline."""
         args, kwargs = self.prepare(call)
-        device = self.values.device
-        with modes(call["context"], device):
-            if device.type == "cpu":
-                start = time.perf_counter()
-                self.function(*args, **kwargs)
-                return (time.perf_counter() - start) * 1e3
-            begin, end = (torch.Event(device, enable_timing=True) for _ in range(2))
-            begin.record()
-            self.function(*args, **kwargs)
-            end.record()
-            synchronize(device)
-            return float(begin.elapsed_time(end))
+        lead_ms = statistics.median(call.get("host_lead_ms") or [0.0])
+        with modes(call["context"], self.values.device):
+            return time_ms(lambda: self.function(*args, **kwargs), self.values.device, lead_ms)
 
 
 def is_known(node: dict[str, Any]) -> bool:

@@ -1,6 +1,6 @@
 """The first part of `replay.py`: the files of a capture, the values in them, and how values are compared.
 
-`script.py` joins it with `standalone.py`. Only torch and the standard library are imported.
+`script.py` joins it with the other parts. Only torch and the standard library are imported.
 """
 
 from __future__ import annotations

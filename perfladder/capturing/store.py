@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import statistics
 import struct
 from concurrent.futures import ThreadPoolExecutor
 from io import FileIO
@@ -56,7 +57,19 @@ class CapturedCall(Model):
     inputs_after: dict[str, Node] = {}
     state_after: dict[str, Node] = {}
     side_effects: list[str] = []
-    in_pipeline_ms: list[Annotated[float, Field(gt=0, allow_inf_nan=False)]] = []
+    in_pipeline_ms: list[Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(
+        default=[], description="Its duration in plain runs, one by one."
+    )
+    host_lead_ms: list[Annotated[float, Field(ge=0, allow_inf_nan=False)]] = Field(
+        default=[],
+        description="How far the host was ahead of the device when it made the call in those runs, and no more than "
+        "the call kept the host; none on a CPU.",
+    )
+
+    @property
+    def lead_ms(self) -> float:
+        """How far ahead the host is to be in a replay."""
+        return statistics.median(self.host_lead_ms or [0.0])
 
 
 class Manifest(Model):

@@ -7,7 +7,7 @@ import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 from pydantic import Field, StrictInt
 
@@ -26,14 +26,15 @@ from perfladder.rungs.cost import CostEstimate
 from perfladder.rungs.stages import StagesResult
 from perfladder.sites import resolve_site
 from perfladder.target import LoadedTarget
-from perfladder.timing.timer import StageTimer
+from perfladder.timing.runs import bare_run
+from perfladder.timing.timer import NS_PER_MS, Call, RunTiming, StageTimer, resolve_device_times
 
 if TYPE_CHECKING:
     from perfladder.capturing.recorder import Recorder
 
 _MAX_BYTES = 4 << 30
 _DISK_SHARE = 4
-_NS_PER_MS = 1e6
+_LEAST_LEAD_MS = 0.02  # below that the two clocks cannot tell
 
 
 class CaptureRequest(Model):
@@ -113,10 +114,10 @@ def measure(loaded: LoadedTarget, request: CaptureRequest) -> CaptureResult:
     for _ in range(request.warmup_runs):
         loaded.prepare_run()
         loaded.run()
-    reference_ms, unobservable = _reference_ms(loaded, site, request.reference_runs)
+    reference, unobservable = _reference(loaded, site, request.reference_runs)
     if unobservable:
         return _refused(result, f"Stage {request.stage!r}: {unobservable}.")
-    num_calls = min(len(times) for times in reference_ms)
+    num_calls = min(map(len, reference))
     if num_calls == 0:
         raise RungError(f"Stage {request.stage!r} was not called in a run of the workload, so nothing can be captured.")
     chosen = choose_calls(request.calls, num_calls)
@@ -131,7 +132,7 @@ def measure(loaded: LoadedTarget, request: CaptureRequest) -> CaptureResult:
     if reason := _not_replayable(request, recorder, result):
         effects = list(dict.fromkeys(what for call in recorder.calls for what in call.side_effects))
         return _refused(result.model_copy(update={"side_effects": effects}), reason)
-    return _write(loaded, request, site, recorder, reference_ms, result)
+    return _write(loaded, request, site, recorder, reference, result)
 
 
 def choose_calls(wanted: Literal["default", "all"] | Sequence[int], num_calls: int) -> set[int] | None:
@@ -196,7 +197,7 @@ def _write(
     request: CaptureRequest,
     site: Site,
     recorder: Recorder,
-    reference_ms: list[list[float]],
+    reference: list[list[_PlainCall]],
     result: CaptureResult,
 ) -> CaptureResult:
     import torch
@@ -204,9 +205,9 @@ def _write(
     from perfladder import __version__
 
     calls = [
-        call.model_copy(update={"in_pipeline_ms": [times[call.index] for times in reference_ms]})
+        _with_reference(call, [run[call.index] for run in reference])
         for call in sorted(recorder.calls, key=lambda call: (call.run, call.index))
-        if all(call.index < len(times) for times in reference_ms)
+        if all(call.index < len(run) for run in reference)
     ]
     first, calls = recorder.without_repeated_state(calls)
     snapshot = take_snapshot()
@@ -270,20 +271,39 @@ def _write_folder(folder: Path, manifest: Manifest, recorder: Recorder, loaded: 
         raise
 
 
-def _reference_ms(loaded: LoadedTarget, site: Site, num_runs: int) -> tuple[list[list[float]], str | None]:
-    """Duration of each call of the stage in unprofiled runs of the pipeline: runs x calls; or why it cannot be seen."""
+class _PlainCall(NamedTuple):
+    """A call of the stage in a run that nothing else disturbs."""
+
+    duration_ms: float
+    host_lead_ms: float | None
+
+
+def _reference(loaded: LoadedTarget, site: Site, num_runs: int) -> tuple[list[list[_PlainCall]], str | None]:
+    """Each call of the stage in plain runs of the pipeline: runs x calls; or why it cannot be seen."""
     timer = StageTimer(time.perf_counter_ns, loaded.device)
     runs = []
     for _ in range(num_runs):
-        loaded.prepare_run()
         with instrument([site], timer) as state:
             if site.path in state.unobservable:
                 return [], state.unobservable[site.path]
-            loaded.run()
-            loaded.synchronize()
-        calls = sorted((call for call in timer.take() if not call.is_item), key=lambda call: call.start_ns)
-        runs.append([c.events[0].elapsed_time(c.events[1]) if c.events else c.duration_ns / _NS_PER_MS for c in calls])
+            timing, _output = bare_run(loaded, None, timer.clock, is_observed=True)
+        timing.calls = sorted((call for call in timer.take() if not call.is_item), key=lambda call: call.start_ns)
+        resolve_device_times(timing)
+        runs.append([_plain_call(timing, call) for call in timing.calls])
     return runs, None
+
+
+def _plain_call(timing: RunTiming, call: Call) -> _PlainCall:
+    host_ms = call.duration_ns / NS_PER_MS
+    if not call.events:
+        return _PlainCall(host_ms, None)
+    lead_ms = call.device_start_ms - (call.start_ns - timing.start_ns) / NS_PER_MS
+    return _PlainCall(call.device_ms, min(lead_ms, host_ms) if lead_ms > _LEAST_LEAD_MS else 0.0)
+
+
+def _with_reference(call: CapturedCall, plain: Sequence[_PlainCall]) -> CapturedCall:
+    leads = [one.host_lead_ms for one in plain if one.host_lead_ms is not None]
+    return call.model_copy(update={"in_pipeline_ms": [one.duration_ms for one in plain], "host_lead_ms": leads})
 
 
 def _signature(call: CapturedCall) -> dict[str, str]:

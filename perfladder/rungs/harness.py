@@ -59,6 +59,9 @@ class CallReplay(Model):
     parity: Parity | None = Field(description="None where there is nothing real to compare with.")
     second_replay_differs: bool
     in_pipeline_ms: Samples
+    host_lead_ms: float = Field(
+        default=0.0, description="How far ahead of the device the host was as it made the call, there and here."
+    )
     replayed_ms: Samples
     evicted_ms: Samples | None = Field(default=None, description="With the caches emptied before each repeat.")
 
@@ -159,6 +162,7 @@ def measure(loaded: LoadedTarget, request: HarnessRequest) -> HarnessResult:
             parity=call_parity,
             second_replay_differs=differs,
             in_pipeline_ms=Samples(launches=[call.in_pipeline_ms]),
+            host_lead_ms=call.lead_ms,
             replayed_ms=Samples(launches=[timed.warm[index]]),
             evicted_ms=None if timed.evicted is None else Samples(launches=[timed.evicted[index]]),
         )

@@ -1,4 +1,5 @@
 import itertools
+import time
 
 import pytest
 import torch
@@ -6,10 +7,12 @@ from torch import nn
 
 from perfladder.capturing.store import read_manifest
 from perfladder.errors import CaptureError, InputError, RungError, WorkloadError
+from perfladder.instrument import Site
 from perfladder.rungs import capture, harness
-from perfladder.rungs.capture import CaptureRequest, CaptureResult
+from perfladder.rungs.capture import CaptureRequest, CaptureResult, _plain_call
 from perfladder.rungs.harness import HarnessRequest, HarnessResult
 from perfladder.rungs.stages import Call, StagesResult
+from perfladder.timing import timer
 
 
 class Pipe:
@@ -81,13 +84,12 @@ def test_change_of_the_machines_speed_leaves_the_time_undecided_and_is_said(
 ):
     from backgrounds import make_background
 
-    from perfladder.capturing.replay import Replay
     from perfladder.findings.harness import harness_findings
 
     capture_stage(Pipe(Linear()))
     # Three calls: warm-up rounds, then 12 rounds of each kind, of which the last are half as fast.
     clock = iter([1.0] * 9 + [1.0] * 40 + [2.0] * 1000)
-    monkeypatch.setattr(Replay, "_time_once", lambda self, args, kwargs: next(clock))
+    monkeypatch.setattr("perfladder.capturing.replay.time_ms", lambda call, device, lead_ms: next(clock))
     result = harness.measure(wrap(Pipe(Linear())), HarnessRequest(folder=str(tmp_path / "capture"), repeats=12))
     assert (result.parity, result.is_timing_faithful, result.is_faithful) == ("exact", None, None)
     assert result.unfaithful_because == []
@@ -410,7 +412,64 @@ def test_in_pipeline_times_of_every_captured_call_are_kept(capture_stage, tmp_pa
     capture_stage(Pipe(Linear()), reference_runs=3)
     manifest = read_manifest(tmp_path / "capture")
     assert [len(call.in_pipeline_ms) for call in manifest.calls] == [3, 3, 3]
+    assert [call.host_lead_ms for call in manifest.calls] == [[], [], []], "a CPU is its own host"
     assert manifest.stage == "stage"
+
+
+@pytest.mark.parametrize(
+    ("device_start_ms", "host_ms", "lead_ms"),
+    [
+        pytest.param(7.0, 4.0, 2.0, id="ahead"),
+        pytest.param(7.0, 1.5, 1.5, id="further-ahead-than-the-call-keeps-the-host"),
+        pytest.param(5.01, 4.0, 0.0, id="less-than-the-clocks-can-tell"),
+        pytest.param(4.9, 4.0, 0.0, id="behind"),
+    ],
+)
+def test_how_far_the_host_is_ahead_is_told_by_the_devices_clock(device_start_ms, host_ms, lead_ms):
+    """The host makes the call 5 ms after the run's start."""
+    start_ns = 5_000_000
+    call = timer.Call(Site("stage", object()), start_ns, False, None, end_ns=start_ns + int(host_ms * 1e6))
+    call.events = (object(), object())
+    call.device_start_ms, call.device_end_ms = device_start_ms, device_start_ms + 3
+    found = _plain_call(timer.RunTiming(0, 20_000_000, [call]), call)
+    assert (found.duration_ms, found.host_lead_ms) == (pytest.approx(3), pytest.approx(lead_ms))
+
+
+class LongLaunch(nn.Module):
+    """Keeps its host, and then has a little work for the device."""
+
+    host_s = 0.03
+
+    def forward(self, x):
+        time.sleep(self.host_s)
+        return x + 1
+
+
+class Ahead:
+    """Lets the host run ahead of the device before its stage is called, or not."""
+
+    def __init__(self, is_ahead):
+        self.stage, self.is_ahead = LongLaunch(), is_ahead
+        self.x = torch.ones(4, device="cuda")
+
+    def __call__(self):
+        if self.is_ahead:
+            torch.cuda._sleep(400_000_000)
+        return self.stage(self.x)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("is_ahead", [True, False])
+def test_a_replays_host_is_as_far_ahead_as_the_pipelines(wrap, tmp_path, is_ahead):
+    folder, loaded = str(tmp_path / "capture"), wrap(Ahead(is_ahead), device="cuda")
+    capture.measure(loaded, CaptureRequest(stage="stage", folder=folder))
+    result = harness.measure(loaded, HarnessRequest(folder=folder))
+    (call,) = result.calls
+    hidden_ms = LongLaunch.host_s * 1e3
+    for samples in (call.in_pipeline_ms, call.replayed_ms):
+        assert (samples.summary.p50 < hidden_ms / 2) == is_ahead
+    assert (call.host_lead_ms >= hidden_ms) == is_ahead
+    assert (call.host_lead_ms == 0) != is_ahead
 
 
 # The rungs in the ladder

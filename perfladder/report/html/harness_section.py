@@ -78,6 +78,7 @@ def _harness_table(result: HarnessResult) -> Table:
                 number(samples.summary.p50 if samples else None)
                 for samples in (call.in_pipeline_ms, call.replayed_ms, call.evicted_ms)
             ),
+            number(call.host_lead_ms),
             Cell(text="yes" if call.second_replay_differs else "no"),
         ]
         for call in result.calls
@@ -87,6 +88,7 @@ def _harness_table(result: HarnessResult) -> Table:
         Column(title="output"),
         Column(title="largest error", is_number=True, hint="of the largest value"),
         *numbers("in the pipeline p50", "replayed p50", "caches emptied p50", unit="ms"),
+        Column(title="host ahead ms", is_number=True, hint="of the device as it makes the call, there and alone"),
         Column(title="second replay differs"),
     ]
     return Table(caption="Replayed calls", columns=columns, rows=rows)
