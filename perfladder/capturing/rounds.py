@@ -20,9 +20,11 @@ from perfladder.steady import find_bimodality
 if TYPE_CHECKING:
     from perfladder.capturing.evict import Evictor
     from perfladder.capturing.store import CapturedCall
+    from perfladder.capturing.yardstick import Yardstick
 
 TIMING_TOLERANCE: Final = 0.05
-"""A replay is faithful in time if its ratio to the pipeline is within 1 +- this, not if its interval is outside."""
+"""A replay is faithful in time if its ratio to the pipeline is within 1 +- this, and its interval within twice that; it
+is not if its interval is outside of 1 +- this."""
 _WARMUP_ROUNDS: Final = 3
 _MIN_ROUNDS: Final = 8
 _SWITCHES_OF_LASTING_LEVELS: Final = 0.25
@@ -38,6 +40,7 @@ class Timed:
 
     warm: list[list[float]]
     evicted: list[list[float]] | None = None
+    yardstick: list[float] = field(default_factory=list)
     warm_rounds: list[float] = field(init=False)
     evicted_rounds: list[float] | None = field(init=False)
 
@@ -47,7 +50,11 @@ class Timed:
 
 
 def time_rounds(
-    calls: Sequence[CapturedCall], repeats: int, time_once: TimeOnce, evictor: Evictor | None = None
+    calls: Sequence[CapturedCall],
+    repeats: int,
+    time_once: TimeOnce,
+    evictor: Evictor | None = None,
+    yardstick: Yardstick | None = None,
 ) -> Timed:
     """Time all calls in turn, as often as asked, after some rounds that do not count.
 
@@ -56,13 +63,17 @@ def time_rounds(
         repeats: How many rounds.
         time_once: Restores a call and times it, in ms; empties the caches before it if it is given something to do so.
         evictor: Times each round once more with the caches emptied before each call; rounds of both kinds alternate.
+        yardstick: Timed before each round.
     """
+    lengths: list[float] = []
     warm: list[list[float]] = [[] for _ in calls]
     evicted: list[list[float]] = [[] for _ in calls]
     for _ in range(_WARMUP_ROUNDS):
         for call in calls:
             time_once(call, None)
     for index in range(repeats):
+        if yardstick is not None:
+            lengths.append(yardstick.time_ms())
         if evictor is not None and index:
             time_once(calls[-1], None)  # the first call of a warm round follows another call, not emptied caches
         for samples, call in zip(warm, calls, strict=True):
@@ -70,7 +81,7 @@ def time_rounds(
         if evictor is not None:
             for samples, call in zip(evicted, calls, strict=True):
                 samples.append(time_once(call, evictor))
-    return Timed(warm, evicted if evictor is not None else None)
+    return Timed(warm, evicted if evictor is not None else None, lengths)
 
 
 class TimingVerdict(Model):
@@ -83,15 +94,19 @@ class TimingVerdict(Model):
     evicted_ratio: float | None
     is_faithful: bool | None
     reference_spread: float
+    host_ratio: float | None = Field(description="The host's own work in the replay over that in the pipeline.")
     speed_change: str | None = Field(description="How the machine's own speed changed meanwhile; None if it did not.")
 
 
-def judge_rounds(timed: Timed, in_pipeline: Sequence[Sequence[float]]) -> TimingVerdict:
+def judge_rounds(
+    timed: Timed, in_pipeline: Sequence[Sequence[float]], yardstick: Sequence[float] = ()
+) -> TimingVerdict:
     """Compare the rounds with the pipeline's runs; of warm and empty caches those count that come nearer.
 
     Args:
         timed: The replays.
         in_pipeline: Milliseconds of each call in the pipeline, run by run.
+        yardstick: Milliseconds of a fixed piece of host work beside those runs.
     """
     reference = _totals(in_pipeline)
     sides: dict[Caches, list[float]] = {"warm": timed.warm_rounds}
@@ -100,14 +115,19 @@ def judge_rounds(timed: Timed, in_pipeline: Sequence[Sequence[float]]) -> Timing
     ratios = {name: float(np.median(side) / np.median(reference)) for name, side in sides.items()}
     caches = min(ratios, key=lambda name: abs(ratios[name] - 1))
     interval = interval_of_ratio(sides[caches], reference)
+    host_ratio = float(np.median(timed.yardstick) / np.median(yardstick)) if timed.yardstick and yardstick else None
+    is_faithful = judge_ratio(ratios[caches], interval)
     change = next(filter(None, map(find_speed_change, sides.values())), None)
+    if change is None and host_ratio is not None and not is_faithful:
+        change = explain_by_host(interval, host_ratio)
     return TimingVerdict(
         caches=caches,
         ratio=ratios[caches],
         interval=interval,
         warm_ratio=ratios["warm"],
         evicted_ratio=ratios.get("evicted"),
-        is_faithful=None if change else judge_ratio(ratios[caches], interval),
+        is_faithful=None if change else is_faithful,
+        host_ratio=host_ratio,
         reference_spread=(max(reference) - min(reference)) / float(np.median(reference)),
         speed_change=change,
     )
@@ -115,7 +135,8 @@ def judge_rounds(timed: Timed, in_pipeline: Sequence[Sequence[float]]) -> Timing
 
 def judge_ratio(ratio: float, interval: Interval) -> bool | None:
     """Whether a replay takes as long as the pipeline's calls did; None if the samples cannot tell."""
-    if abs(ratio - 1) <= TIMING_TOLERANCE:
+    is_near = abs(ratio - 1) <= TIMING_TOLERANCE
+    if is_near and max(1 - interval.low, interval.high - 1) <= 2 * TIMING_TOLERANCE:
         return True
     is_outside = interval.low > 1 + TIMING_TOLERANCE or interval.high < 1 - TIMING_TOLERANCE
     return False if is_outside else None
@@ -139,6 +160,26 @@ def find_speed_change(rounds_ms: Sequence[float]) -> str | None:
     if high / low - 1 > TIMING_TOLERANCE and np.percentile(slow, 25) > np.percentile(fast, 75):
         return _in_words(low, high, "its first and its second half differ")
     return None
+
+
+def explain_by_host(interval: Interval, host_ratio: float) -> str | None:
+    """Tell that the host's own speed may be why a replay takes another time; None if that cannot explain it.
+
+    How much of a call follows the host's speed is not known: nothing of it, all, or a part.
+
+    Args:
+        interval: Of the replayed over the pipeline's time.
+        host_ratio: The same fixed piece of host work here over there.
+    """
+    if abs(host_ratio - 1) <= TIMING_TOLERANCE:
+        return None
+    low, high = min(interval.low, interval.low / host_ratio), max(interval.high, interval.high / host_ratio)
+    if low > 1 + TIMING_TOLERANCE or high < 1 - TIMING_TOLERANCE:
+        return None
+    return (
+        "The host itself is not as fast as it was beside the pipeline's runs: a fixed piece of its work takes "
+        f"{host_ratio:.2f} times as long."
+    )
 
 
 def _in_words(low_ms: float, high_ms: float, how: str) -> str:

@@ -93,6 +93,9 @@ class Manifest(Model):
     )
     num_storages: int = Field(description="Blocks in the file of tensors.")
     is_redacted: bool = False
+    yardstick_ms: list[Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(
+        default=[], description="A fixed piece of host work, timed beside the plain runs of `in_pipeline_ms`."
+    )
     load_average_1m: float | None = None
     sm_clock_mhz: int | None = None
     num_bytes: dict[str, int] = {}

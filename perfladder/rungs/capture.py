@@ -17,6 +17,7 @@ from perfladder.capturing.nodes import leaves_of
 from perfladder.capturing.script import SCRIPT, write_script
 from perfladder.capturing.store import MANIFEST, TENSORS, CapturedCall, Manifest, write_capture
 from perfladder.capturing.types import capture_types
+from perfladder.capturing.yardstick import Yardstick
 from perfladder.environment import take_snapshot
 from perfladder.errors import InputError, NotPossibleHereError, RungError
 from perfladder.instrument import Site, instrument
@@ -114,10 +115,10 @@ def measure(loaded: LoadedTarget, request: CaptureRequest) -> CaptureResult:
     for _ in range(request.warmup_runs):
         loaded.prepare_run()
         loaded.run()
-    reference, unobservable = _reference(loaded, site, request.reference_runs)
-    if unobservable:
-        return _refused(result, f"Stage {request.stage!r}: {unobservable}.")
-    num_calls = min(map(len, reference))
+    reference = _reference(loaded, site, request.reference_runs)
+    if isinstance(reference, str):
+        return _refused(result, f"Stage {request.stage!r}: {reference}.")
+    num_calls = min(map(len, reference.runs))
     if num_calls == 0:
         raise RungError(f"Stage {request.stage!r} was not called in a run of the workload, so nothing can be captured.")
     chosen = choose_calls(request.calls, num_calls)
@@ -197,7 +198,7 @@ def _write(
     request: CaptureRequest,
     site: Site,
     recorder: Recorder,
-    reference: list[list[_PlainCall]],
+    reference: _Reference,
     result: CaptureResult,
 ) -> CaptureResult:
     import torch
@@ -205,9 +206,9 @@ def _write(
     from perfladder import __version__
 
     calls = [
-        _with_reference(call, [run[call.index] for run in reference])
+        _with_reference(call, [run[call.index] for run in reference.runs])
         for call in sorted(recorder.calls, key=lambda call: (call.run, call.index))
-        if all(call.index < len(run) for run in reference)
+        if all(call.index < len(run) for run in reference.runs)
     ]
     first, calls = recorder.without_repeated_state(calls)
     snapshot = take_snapshot()
@@ -225,6 +226,7 @@ def _write(
         storages=recorder.encoder.storages,
         num_storages=0,
         is_redacted=request.redact,
+        yardstick_ms=reference.yardstick_ms,
         load_average_1m=snapshot.load_average_1m,
         sm_clock_mhz=next((device.sm_clock_mhz for device in snapshot.devices), None),
         sha256={},
@@ -278,19 +280,27 @@ class _PlainCall(NamedTuple):
     host_lead_ms: float | None
 
 
-def _reference(loaded: LoadedTarget, site: Site, num_runs: int) -> tuple[list[list[_PlainCall]], str | None]:
-    """Each call of the stage in plain runs of the pipeline: runs x calls; or why it cannot be seen."""
-    timer = StageTimer(time.perf_counter_ns, loaded.device)
-    runs = []
+class _Reference(NamedTuple):
+    """Each call of the stage in plain runs of the pipeline, runs x calls, and the yardstick beside each run."""
+
+    runs: list[list[_PlainCall]]
+    yardstick_ms: list[float]
+
+
+def _reference(loaded: LoadedTarget, site: Site, num_runs: int) -> _Reference | str:
+    """Time the stage's calls in plain runs; or tell why they cannot be seen."""
+    timer, yardstick = StageTimer(time.perf_counter_ns, loaded.device), Yardstick()
+    reference = _Reference([], [])
     for _ in range(num_runs):
+        reference.yardstick_ms.append(yardstick.time_ms())
         with instrument([site], timer) as state:
             if site.path in state.unobservable:
-                return [], state.unobservable[site.path]
+                return state.unobservable[site.path]
             timing, _output = bare_run(loaded, None, timer.clock, is_observed=True)
         timing.calls = sorted((call for call in timer.take() if not call.is_item), key=lambda call: call.start_ns)
         resolve_device_times(timing)
-        runs.append([_plain_call(timing, call) for call in timing.calls])
-    return runs, None
+        reference.runs.append([_plain_call(timing, call) for call in timing.calls])
+    return reference
 
 
 def _plain_call(timing: RunTiming, call: Call) -> _PlainCall:

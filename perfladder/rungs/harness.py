@@ -12,6 +12,7 @@ from pydantic import Field
 
 from perfladder.capturing.rounds import Caches, TimingVerdict, judge_rounds, time_rounds
 from perfladder.capturing.store import CapturedCall, Manifest
+from perfladder.capturing.yardstick import Yardstick
 from perfladder.environment import take_snapshot
 from perfladder.errors import RungError
 from perfladder.models import Model, ResultWarning
@@ -82,6 +83,11 @@ class HarnessResult(RungResult):
     timing_ratio_interval: Interval | None = None
     warm_timing_ratio: float | None = None
     evicted_timing_ratio: float | None = None
+    host_ratio: float | None = Field(
+        default=None,
+        description="How long a fixed piece of host work takes beside the replays, over the same beside the plain runs "
+        "of the pipeline: not 1 where the host itself is faster or slower.",
+    )
     is_timing_faithful: bool | None = Field(default=None, description="None where the samples cannot tell.")
     is_faithful: bool | None = Field(default=None, description="Same output and same duration; None if undecided.")
     unfaithful_because: list[str] = []
@@ -151,7 +157,7 @@ def measure(loaded: LoadedTarget, request: HarnessRequest) -> HarnessResult:
     reset_peak_memory(loaded)
     with replay:
         compared = [_compare(replay, call) for call in manifest.calls]
-        timed = time_rounds(manifest.calls, request.repeats, replay.time_ms, evictor)
+        timed = time_rounds(manifest.calls, request.repeats, replay.time_ms, evictor, Yardstick())
     allocated, _ = peak_device_memory(loaded)
     if allocated is not None and evictor is not None:
         allocated -= evictor.num_bytes
@@ -168,7 +174,7 @@ def measure(loaded: LoadedTarget, request: HarnessRequest) -> HarnessResult:
         )
         for index, (call, (call_parity, differs)) in enumerate(zip(manifest.calls, compared, strict=True))
     ]
-    timing = judge_rounds(timed, [call.in_pipeline_ms for call in manifest.calls])
+    timing = judge_rounds(timed, [call.in_pipeline_ms for call in manifest.calls], manifest.yardstick_ms)
     parity = _parity_of(calls)
     reasons = [*_output_reasons(calls), *_timing_reasons(timing, manifest)]
     is_real = not request.synthetic and not manifest.is_redacted
@@ -183,6 +189,7 @@ def measure(loaded: LoadedTarget, request: HarnessRequest) -> HarnessResult:
         timing_ratio_interval=timing.interval,
         warm_timing_ratio=timing.warm_ratio,
         evicted_timing_ratio=timing.evicted_ratio,
+        host_ratio=timing.host_ratio,
         is_timing_faithful=timing.is_faithful,
         is_faithful=False if reasons else timing.is_faithful if is_real else None,
         unfaithful_because=reasons,

@@ -157,12 +157,17 @@ def _replay(options: argparse.Namespace) -> None:
             harness = StageBenchHarness(Path(scratch) / "capture", workload=file)
             for _ in range(options.launches):
                 result = harness.run(repeats=options.repeats)
+                interval = result.timing_ratio_interval
                 per_call = [f"{call.in_pipeline_ms.summary.p50:.2f}" for call in result.calls]
-                ratios = f"warm {result.warm_timing_ratio:.3f}, evicted {result.evicted_timing_ratio}"
+                leads = [f"{call.host_lead_ms:.2f}" for call in result.calls]
+                ratios = {"warm": result.warm_timing_ratio, "emptied": result.evicted_timing_ratio}
                 print(
                     f"{stage}: parity {result.parity}, {result.timing_ratio:.3f} times (95 % interval "
-                    f"{result.timing_ratio_interval}) with {result.caches} caches; {ratios}; in the pipeline "
-                    f"{', '.join(per_call)} ms a call"
+                    f"{interval.low:.3f} to {interval.high:.3f}), faithful in time: {result.is_timing_faithful}; "
+                    f"{', '.join(f'{ratio:.3f} with {name} caches' for name, ratio in ratios.items() if ratio)}; "
+                    f"host work takes {result.host_ratio:.3f} times as long; in the pipeline {', '.join(per_call)} ms "
+                    f"a call, host ahead {', '.join(leads)} ms",
+                    flush=True,
                 )
 
 

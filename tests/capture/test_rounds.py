@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from perfladder.capturing.rounds import Timed, find_speed_change, judge_ratio, judge_rounds, time_rounds
+from perfladder.capturing.yardstick import Yardstick
 from perfladder.stats import Interval, interval_of_ratio
 
 STEADY = [10.0, 10.1, 9.9, 10.05, 9.95]
@@ -132,7 +133,79 @@ def test_single_sample_has_an_interval_of_its_own_width():
     assert (interval.low, interval.high) == (pytest.approx(1.1), pytest.approx(1.1))
 
 
-def test_ratio_within_the_tolerance_is_faithful_whatever_its_interval():
-    assert judge_ratio(1.04, Interval(low=0.5, high=2.0)) is True
-    assert judge_ratio(1.3, Interval(low=1.06, high=2.0)) is False
-    assert judge_ratio(1.3, Interval(low=1.0, high=2.0)) is None
+@pytest.mark.parametrize(
+    ("ratio", "low", "high", "is_faithful"),
+    [
+        (1.04, 0.96, 1.08, True),
+        (1.04, 0.89, 1.08, None),
+        (1.0, 0.5, 2.0, None),
+        (1.07, 0.96, 1.09, None),
+        (1.3, 1.0, 2.0, None),
+        (1.3, 1.06, 2.0, False),
+        (0.7, 0.6, 0.94, False),
+    ],
+)
+def test_a_ratio_near_one_is_faithful_if_its_interval_is_narrow_too(ratio, low, high, is_faithful):
+    assert judge_ratio(ratio, Interval(low=low, high=high)) is is_faithful
+
+
+# The host's own speed
+
+
+def judge_beside(warm_ms, here_ms, there_ms=1.0):
+    """A replay of calls of 10 ms, with a yardstick on both sides."""
+    timed = Timed([list(warm_ms)], None, spread(here_ms, seed=2))
+    return judge_rounds(timed, [[10.0, 10.1, 9.9, 10.0, 10.05]], spread(there_ms, count=5, seed=3))
+
+
+@pytest.mark.parametrize(("replayed_ms", "here_ms"), [(7.0, 0.7), (7.0, 0.5), (14.0, 1.4), (14.0, 1.7)])
+def test_a_host_that_is_not_as_fast_leaves_the_time_undecided(replayed_ms, here_ms):
+    """All of the call, or a part of it, may follow the host's speed."""
+    verdict = judge_beside(spread(replayed_ms), here_ms)
+    assert verdict.is_faithful is None
+    assert verdict.host_ratio == pytest.approx(here_ms, rel=0.02)
+    assert f"takes {verdict.host_ratio:.2f} times as long" in verdict.speed_change
+
+
+@pytest.mark.parametrize(
+    ("replayed_ms", "here_ms"),
+    [
+        pytest.param(7.0, 1.0, id="as-fast"),
+        pytest.param(7.0, 0.97, id="nearly-as-fast"),
+        pytest.param(7.0, 0.9, id="faster-by-too-little"),
+        pytest.param(7.0, 1.4, id="the-other-way"),
+        pytest.param(14.0, 0.7, id="the-other-way-round"),
+    ],
+)
+def test_what_the_hosts_speed_does_not_explain_is_not_faithful(replayed_ms, here_ms):
+    verdict = judge_beside(spread(replayed_ms), here_ms)
+    assert (verdict.is_faithful, verdict.speed_change) == (False, None)
+
+
+def test_a_call_that_takes_as_long_needs_no_explanation():
+    """The device sets its pace, so that the host's speed is nothing to it."""
+    verdict = judge_beside(spread(10.0), 1.5)
+    assert (verdict.is_faithful, verdict.speed_change) == (True, None)
+    assert verdict.host_ratio == pytest.approx(1.5, rel=0.02)
+
+
+def test_without_a_yardstick_on_both_sides_nothing_is_said_of_the_host():
+    assert judge(spread(7.0)).host_ratio is None
+
+
+def test_the_yardstick_is_timed_before_each_round():
+    order = []
+
+    class Scripted:
+        def time_ms(self):
+            order.append("yardstick")
+            return 2.0
+
+    timed = time_rounds(["a"], 2, lambda call, evictor: order.append(call) or 1.0, None, Scripted())
+    assert order == ["a"] * 3 + ["yardstick", "a"] * 2
+    assert timed.yardstick == [2.0, 2.0]
+
+
+def test_the_yardstick_is_work_of_the_host():
+    length_ms = Yardstick().time_ms()
+    assert length_ms > 0

@@ -413,6 +413,7 @@ def test_in_pipeline_times_of_every_captured_call_are_kept(capture_stage, tmp_pa
     manifest = read_manifest(tmp_path / "capture")
     assert [len(call.in_pipeline_ms) for call in manifest.calls] == [3, 3, 3]
     assert [call.host_lead_ms for call in manifest.calls] == [[], [], []], "a CPU is its own host"
+    assert len(manifest.yardstick_ms) == 3
     assert manifest.stage == "stage"
 
 
