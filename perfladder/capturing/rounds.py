@@ -177,8 +177,8 @@ def explain_by_host(interval: Interval, host_ratio: float) -> str | None:
     if low > 1 + TIMING_TOLERANCE or high < 1 - TIMING_TOLERANCE:
         return None
     return (
-        "The host itself is not as fast as it was beside the pipeline's runs: a fixed piece of its work takes "
-        f"{host_ratio:.2f} times as long."
+        f"The host itself is {'faster' if host_ratio < 1 else 'slower'} than it was beside the pipeline's runs: a fixed "
+        f"piece of its work takes {host_ratio:.2f} times as long."
     )
 
 

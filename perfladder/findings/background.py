@@ -65,8 +65,11 @@ def interval_text(interval: Interval, *, percent: bool = True) -> str:
 def spread_text(row: Share | FamilyRow, whole_us: float) -> str:
     """The lowest and the highest share by a row's own time in each profiled replay; empty where that is not known.
 
-    What else there is counts with its typical time, so that a stall there does not move this row's share.
+    What else there is counts with its typical time, so that a stall there does not move this row's share. A row's
+    typical time is made of its parts' own, and may be below all of its times: it counts too.
     """
     rest_us = whole_us - row.total_us
-    shares = [us / (us + rest_us) for us in row.repeat_us if us + rest_us > 0]
-    return f"{min(shares):.0%} to {max(shares):.0%} by its times in {len(shares)} profiled replays" if shares else ""
+    if not row.repeat_us or whole_us <= 0:
+        return ""
+    shares = [us / (us + rest_us) for us in (row.total_us, *row.repeat_us) if us + rest_us > 0]
+    return f"{min(shares):.0%} to {max(shares):.0%} by its times in {len(row.repeat_us)} profiled replays"

@@ -58,9 +58,10 @@ def harness_findings(result: HarnessResult, background: Background) -> list[Find
     elif result.is_timing_faithful is None:
         kind = "replay_timing_undecided"
         speed = next((w.message for w in result.warnings if w.code == "REPLAY_SPEED_CHANGED"), None)
+        why = speed or "The samples are too noisy to tell whether it takes as long as in the pipeline."
         claim = (
-            f"The replay of {result.stage} gives the same output; whether it takes as long as in the pipeline cannot "
-            f"be told: {result.timing_ratio:.2f} times, from noisy samples.{f' {speed}' if speed else ''}"
+            f"The replay of {result.stage} gives the same output, in {result.timing_ratio:.2f} times its duration in "
+            f"the pipeline. {why}"
         )
         next_experiment = (
             "Run again on an idle machine with more repeats; until then trust its shares, not its durations."

@@ -19,13 +19,15 @@ _SOURCE = "kernels.json: operator_ranking"
 class _RepeatedWin:
     """What an operator could win in each repeat."""
 
+    typical_us: float
     repeat_us: Sequence[float]
 
     @staticmethod
     def of(group: RankedGroup) -> _RepeatedWin:
         """By its time there: the same part of it is waited for, and its work at the roof takes as long in each."""
         waited_frac = group.critical_us / group.total_us if group.total_us else 0.0
-        return _RepeatedWin([group.possible_win_us + (us - group.total_us) * waited_frac for us in group.repeat_us])
+        repeat_us = [group.possible_win_us + (us - group.total_us) * waited_frac for us in group.repeat_us]
+        return _RepeatedWin(group.possible_win_us, repeat_us)
 
 
 def possible_win(result: KernelsResult) -> list[Finding]:
@@ -72,10 +74,10 @@ def possible_win(result: KernelsResult) -> list[Finding]:
 def _spread(result: KernelsResult, win: _RepeatedWin) -> str:
     """The same win by the time of each profiled replay, as parts of a plain call."""
     call_us = (result.unprofiled_ms or 0.0) * _US_PER_MS
-    wins = [min(max(us, 0.0) / call_us, 1.0) for us in win.repeat_us] if call_us else []
-    return (
-        f"; {min(wins):.0%} to {max(wins):.0%} of a call by its times in {len(wins)} profiled replays" if wins else ""
-    )
+    if not win.repeat_us or not call_us:
+        return ""
+    wins = [min(max(us, 0.0) / call_us, 1.0) for us in (win.typical_us, *win.repeat_us)]
+    return f"; {min(wins):.0%} to {max(wins):.0%} of a call by its times in {len(win.repeat_us)} profiled replays"
 
 
 def _heaviest_place(result: KernelsResult, operator: str) -> str | None:

@@ -7,6 +7,7 @@ import pytest
 from backgrounds import make_background
 
 from perfladder.findings import smallest_next_experiment
+from perfladder.findings.background import spread_text
 from perfladder.findings.kernels import kernels_findings
 from perfladder.rungs.kernels import KernelsResult
 from perfladder.trace.kernels import KernelSummary
@@ -40,6 +41,13 @@ def found(result, kind, **workload):
 
 def evidence_of(finding):
     return {one.metric: one.value for one in finding.evidence}
+
+
+def test_a_spread_holds_the_share_itself():
+    """A row of several parts has the sum of their medians, which may be less than each of its sums."""
+    parts = row(total_us=440.0, repeat_us=[460.0, 450.0, 455.0])
+    assert spread_text(parts, 1000.0) == "44% to 45% by its times in 3 profiled replays"
+    assert spread_text(row(), 1000.0) == ""
 
 
 def test_convolutions_that_change_the_layout_lead_to_channels_last():

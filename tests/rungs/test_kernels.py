@@ -186,7 +186,8 @@ def test_a_stall_in_one_of_three_replays_carries_no_finding(measure):
     dominant, win, *_ = kernels_findings(result, make_background())
     assert (dominant.kind, win.kind) == ("dominant_kernels", "largest_possible_win")
     rest_us = result.total_us - first.total_us
-    low, high = (us / (us + rest_us) for us in (min(first.repeat_us), max(first.repeat_us)))
+    times = (first.total_us, *first.repeat_us)
+    low, high = (us / (us + rest_us) for us in (min(times), max(times)))
     assert f"aten::linear: {low:.0%} to {high:.0%} by its times in 3 profiled replays" in dominant.uncertainty
     assert "of a call by its times in 3 profiled replays" in win.uncertainty
     assert "REPLAYS_DISAGREE" not in {warning.code for warning in result.warnings}
