@@ -176,9 +176,10 @@ def explain_by_host(interval: Interval, host_ratio: float) -> str | None:
     low, high = min(interval.low, interval.low / host_ratio), max(interval.high, interval.high / host_ratio)
     if low > 1 + TIMING_TOLERANCE or high < 1 - TIMING_TOLERANCE:
         return None
+    change = "faster" if host_ratio < 1 else "slower"
     return (
-        f"The host itself is {'faster' if host_ratio < 1 else 'slower'} than it was beside the pipeline's runs: a fixed "
-        f"piece of its work takes {host_ratio:.2f} times as long."
+        f"The host itself is {change} than it was beside the pipeline's runs: a fixed piece of its work takes "
+        f"{host_ratio:.2f} times as long."
     )
 
 
