@@ -260,6 +260,9 @@ def replay(
     synthetic: Annotated[
         bool, typer.Option("--synthetic", help="Random numbers in place of the captured ones; proves nothing.")
     ] = False,
+    in_turns: Annotated[
+        bool, typer.Option("--in-turns", help="Where only the time is undecided, take turns with the whole pipeline.")
+    ] = False,
     changes: Set = None,
 ) -> None:
     """Replay a capture on its stage alone, in a fresh process, and judge whether it stands for the pipeline's calls."""
@@ -269,7 +272,7 @@ def replay(
 
         file = load_file(workload, changes) if workload else None
         harness = StageBenchHarness(folder, workload=file, factory=factory)
-        result = harness.run(repeats=repeats, synthetic=synthetic, tell=tell)
+        result = harness.run(repeats=repeats, synthetic=synthetic, in_turns=in_turns, tell=tell)
     _show(result, as_json, render_replay)
 
 

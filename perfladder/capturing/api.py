@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from perfladder.capturing.in_turns import InTurns, InTurnsRequest
+from perfladder.capturing.in_turns import measure as measure_in_turns
 from perfladder.capturing.store import read_manifest
 from perfladder.errors import InputError, NotPossibleHereError
 from perfladder.files import make_empty_folder
@@ -151,6 +153,7 @@ class StageBenchHarness:
         self.folder = Path(folder).absolute()
         self.manifest = read_manifest(self.folder)
         self._log_path = None if log_path is None else Path(log_path)
+        self._has_pipeline = factory is None
         if factory is not None:
             self._path = self.manifest.method if self.manifest.method not in (None, "__call__") else ""
             fields = {"name": "stage", "target": factory, "target_args": dict(factory_args or {})}
@@ -167,23 +170,42 @@ class StageBenchHarness:
             raise NotPossibleHereError("nproc: a stage that runs on several ranks cannot be replayed in one process.")
 
     def run(
-        self, *, repeats: int = 20, synthetic: bool = False, tell: Callable[[str], None] = lambda _: None
+        self,
+        *,
+        repeats: int = 20,
+        synthetic: bool = False,
+        in_turns: bool = False,
+        tell: Callable[[str], None] = lambda _: None,
     ) -> HarnessResult:
         """Load the stage in a fresh process, replay every captured call, and judge the replay.
 
         Args:
             repeats: Timed repeats of each captured call.
             synthetic: Random numbers in place of the captured ones; nothing is then proven.
+            in_turns: Where only the time is undecided, load the whole target in another process, and let replays and
+                runs of the pipeline take turns there.
             tell: Receives lines of progress.
 
         Raises:
             CaptureError: The capture cannot be used on this target.
+            InputError: `in_turns` with a factory, which gives the stage alone.
             WorkloadError: The target could not be built, or the stage raised.
         """
+        if in_turns and not self._has_pipeline:
+            raise InputError("in_turns: a factory gives the stage alone, and no pipeline. Give the workload instead.")
         request = HarnessRequest(folder=str(self.folder), repeats=repeats, path=self._path, synthetic=synthetic)
-        return measure_alone(
+        result = measure_alone(
             self._file, harness.measure, request, only=self._path, log_path=self._log_path, tell=tell, what="replaying"
         )
+        if not in_turns:
+            return result
+
+        def take_turns(turns: InTurnsRequest) -> InTurns:
+            return measure_alone(
+                self._file, measure_in_turns, turns, log_path=self._log_path, tell=tell, what="replaying in turns"
+            )
+
+        return harness.decide_in_turns(result, str(self.folder), take_turns)
 
     def run_with_plan(
         self,

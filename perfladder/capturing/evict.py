@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     import torch
 
+    from perfladder.capturing.store import CapturedCall
+
 _FALLBACK_BYTES: Final = 64 << 20
 _MAX_CPU_BYTES: Final = 64 << 20
 """The last cache of a server may have hundreds of MB and many users; this much clears a core's own caches."""
 _CPU_CACHES: Final = Path("/sys/devices/system/cpu/cpu0/cache")
 _UNITS: Final = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+SHORT_CALL_MS: Final = 25.0
+"""Calls shorter than this are timed with emptied caches too: in a pipeline other stages run between two of them."""
 
 
 class Evictor:
@@ -30,6 +38,12 @@ class Evictor:
     def evict(self) -> None:
         """Fill the caches with something else."""
         self._memory.add_(1)
+
+
+def evictor_for(calls: Sequence[CapturedCall], device: torch.device) -> Evictor | None:
+    """What empties the caches between replays of these calls; None where they are too long to care."""
+    call_ms = statistics.mean(statistics.median(call.in_pipeline_ms) for call in calls)
+    return Evictor(device) if call_ms < SHORT_CALL_MS else None
 
 
 def last_cache_bytes(device: torch.device) -> int:

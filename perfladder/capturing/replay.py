@@ -150,6 +150,13 @@ class Replay:
         nodes |= {_STATE + name: node for name, node in call.state_after.items()}
         return Encoded(nodes, self.blocks, self._storages)
 
+    def note_changes(self) -> None:
+        """Put back before every replay from now on what somebody else has changed of the stage's state."""
+        state = read_state(self.site)
+        for call in self.manifest.calls:
+            self._state_to_restore(call)
+            self._note_moving(self._differing(self._state_before(call), state))
+
     def time_ms(self, call: CapturedCall, evictor: Evictor | None = None) -> float:
         """Restore one call and time it, with the host as far ahead of the device as in the pipeline.
 

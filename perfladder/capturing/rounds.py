@@ -6,7 +6,7 @@ as a whole. In rounds all of them see the same machine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -112,25 +112,39 @@ def judge_rounds(
     sides: dict[Caches, list[float]] = {"warm": timed.warm_rounds}
     if timed.evicted_rounds is not None:
         sides["evicted"] = timed.evicted_rounds
-    ratios = {name: float(np.median(side) / np.median(reference)) for name, side in sides.items()}
-    caches = min(ratios, key=lambda name: abs(ratios[name] - 1))
-    interval = interval_of_ratio(sides[caches], reference)
+    ratios = {
+        name: (float(np.median(side) / np.median(reference)), interval_of_ratio(side, reference))
+        for name, side in sides.items()
+    }
+    caches, is_faithful = judge_caches(ratios)
+    ratio, interval = ratios[caches]
     host_ratio = float(np.median(timed.yardstick) / np.median(yardstick)) if timed.yardstick and yardstick else None
-    is_faithful = judge_ratio(ratios[caches], interval)
     change = next(filter(None, map(find_speed_change, sides.values())), None)
     if change is None and host_ratio is not None and not is_faithful:
         change = explain_by_host(interval, host_ratio)
     return TimingVerdict(
         caches=caches,
-        ratio=ratios[caches],
+        ratio=ratio,
         interval=interval,
-        warm_ratio=ratios["warm"],
-        evicted_ratio=ratios.get("evicted"),
+        warm_ratio=ratios["warm"][0],
+        evicted_ratio=ratios["evicted"][0] if "evicted" in ratios else None,
         is_faithful=None if change else is_faithful,
         host_ratio=host_ratio,
         reference_spread=(max(reference) - min(reference)) / float(np.median(reference)),
         speed_change=change,
     )
+
+
+def judge_caches(ratios: Mapping[Caches, tuple[float, Interval]]) -> tuple[Caches, bool | None]:
+    """Which caches come nearer to the pipeline, and whether a replay takes as long as its calls did.
+
+    What a call finds in the caches there lies between both; so does its time, and if as long lies between both too,
+    nothing is decided.
+    """
+    nearer = min(ratios, key=lambda name: abs(ratios[name][0] - 1))
+    values = [ratio for ratio, _ in ratios.values()]
+    is_faithful = judge_ratio(*ratios[nearer])
+    return nearer, None if is_faithful is False and min(values) < 1 < max(values) else is_faithful
 
 
 def judge_ratio(ratio: float, interval: Interval) -> bool | None:

@@ -57,8 +57,12 @@ def harness_findings(result: HarnessResult, background: Background) -> list[Find
         next_experiment = "Use the replay for shares and kernels only; time changes in the whole pipeline."
     elif result.is_timing_faithful is None:
         kind = "replay_timing_undecided"
-        speed = next((w.message for w in result.warnings if w.code == "REPLAY_SPEED_CHANGED"), None)
-        why = speed or "The samples are too noisy to tell whether it takes as long as in the pipeline."
+        told = ("REPLAY_SPEED_CHANGED", "REPLAY_NOT_IN_TURNS") if result.in_turns is None else ()
+        why = " ".join(warning.message for warning in result.warnings if warning.code in told)
+        warm, emptied = result.warm_timing_ratio, result.evicted_timing_ratio
+        if not why and warm is not None and emptied is not None and warm < 1 < emptied:
+            why = f"The caches decide: {warm:.2f} times with warm ones, {emptied:.2f} with emptied ones."
+        why = why or "The samples are too noisy to tell whether it takes as long as there."
         claim = (
             f"The replay of {result.stage} gives the same output, in {result.timing_ratio:.2f} times its duration in "
             f"the pipeline. {why}"
@@ -71,7 +75,7 @@ def harness_findings(result: HarnessResult, background: Background) -> list[Find
         parity = "bit for bit" if result.parity == "exact" else "within tolerance"
         claim = (
             f"{result.stage} alone behaves as in the pipeline: the same output {parity}, {result.timing_ratio:.2f} "
-            "times its duration."
+            f"times its duration{', in turns with runs of the pipeline' if result.in_turns else ''}."
         )
         next_experiment = "Try a change on the replay first: it takes seconds, and stands for the pipeline."
     return [

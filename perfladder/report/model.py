@@ -97,6 +97,7 @@ class HarnessVerdict(Model):
     parity: Literal["exact", "within_tolerance", "different"] | None
     timing_ratio: float | None
     timing_ratio_interval: Interval | None
+    alone_timing_ratio: float | None = None
     unfaithful_because: list[str]
 
 

@@ -14,6 +14,7 @@ from pydantic import Field, StrictInt
 from perfladder.capturing.decode import not_rebuildable
 from perfladder.capturing.encode import Encoder
 from perfladder.capturing.nodes import leaves_of
+from perfladder.capturing.plain_calls import PlainCall, time_plain_run
 from perfladder.capturing.script import SCRIPT, write_script
 from perfladder.capturing.store import MANIFEST, TENSORS, CapturedCall, Manifest, write_capture
 from perfladder.capturing.types import capture_types
@@ -27,15 +28,13 @@ from perfladder.rungs.cost import CostEstimate
 from perfladder.rungs.stages import StagesResult
 from perfladder.sites import resolve_site
 from perfladder.target import LoadedTarget
-from perfladder.timing.runs import bare_run
-from perfladder.timing.timer import NS_PER_MS, Call, RunTiming, StageTimer, resolve_device_times
+from perfladder.timing.timer import StageTimer
 
 if TYPE_CHECKING:
     from perfladder.capturing.recorder import Recorder
 
 _MAX_BYTES = 4 << 30
 _DISK_SHARE = 4
-_LEAST_LEAD_MS = 0.02  # below that the two clocks cannot tell
 
 
 class CaptureRequest(Model):
@@ -273,17 +272,10 @@ def _write_folder(folder: Path, manifest: Manifest, recorder: Recorder, loaded: 
         raise
 
 
-class _PlainCall(NamedTuple):
-    """A call of the stage in a run that nothing else disturbs."""
-
-    duration_ms: float
-    host_lead_ms: float | None
-
-
 class _Reference(NamedTuple):
     """Each call of the stage in plain runs of the pipeline, runs x calls, and the yardstick beside each run."""
 
-    runs: list[list[_PlainCall]]
+    runs: list[list[PlainCall]]
     yardstick_ms: list[float]
 
 
@@ -293,25 +285,14 @@ def _reference(loaded: LoadedTarget, site: Site, num_runs: int) -> _Reference | 
     reference = _Reference([], [])
     for _ in range(num_runs):
         reference.yardstick_ms.append(yardstick.time_ms())
-        with instrument([site], timer) as state:
-            if site.path in state.unobservable:
-                return state.unobservable[site.path]
-            timing, _output = bare_run(loaded, None, timer.clock, is_observed=True)
-        timing.calls = sorted((call for call in timer.take() if not call.is_item), key=lambda call: call.start_ns)
-        resolve_device_times(timing)
-        reference.runs.append([_plain_call(timing, call) for call in timing.calls])
+        plain = time_plain_run(loaded, site, timer)
+        if isinstance(plain, str):
+            return plain
+        reference.runs.append(plain)
     return reference
 
 
-def _plain_call(timing: RunTiming, call: Call) -> _PlainCall:
-    host_ms = call.duration_ns / NS_PER_MS
-    if not call.events:
-        return _PlainCall(host_ms, None)
-    lead_ms = call.device_start_ms - (call.start_ns - timing.start_ns) / NS_PER_MS
-    return _PlainCall(call.device_ms, min(lead_ms, host_ms) if lead_ms > _LEAST_LEAD_MS else 0.0)
-
-
-def _with_reference(call: CapturedCall, plain: Sequence[_PlainCall]) -> CapturedCall:
+def _with_reference(call: CapturedCall, plain: Sequence[PlainCall]) -> CapturedCall:
     leads = [one.host_lead_ms for one in plain if one.host_lead_ms is not None]
     return call.model_copy(update={"in_pipeline_ms": [one.duration_ms for one in plain], "host_lead_ms": leads})
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-import numpy as np
 from pydantic import Field
 
+from perfladder.capturing import in_turns
+from perfladder.capturing.evict import SHORT_CALL_MS, evictor_for
+from perfladder.capturing.in_turns import InTurns, InTurnsRequest
 from perfladder.capturing.rounds import Caches, TimingVerdict, judge_rounds, time_rounds
 from perfladder.capturing.store import CapturedCall, Manifest
 from perfladder.capturing.yardstick import Yardstick
 from perfladder.environment import take_snapshot
-from perfladder.errors import RungError
+from perfladder.errors import PerfladderError, RungError
 from perfladder.models import Model, ResultWarning
 from perfladder.rungs.base import RungContext, RungResult
 from perfladder.rungs.capture import CaptureResult
@@ -28,8 +30,6 @@ if TYPE_CHECKING:
     from perfladder.capturing.compare import Difference
     from perfladder.capturing.replay import Replay
 
-SHORT_CALL_MS = 25.0
-"""Calls shorter than this are timed with emptied caches too: in a pipeline other stages run between two of them."""
 _CLOCK_TOLERANCE = 0.03
 _WIDE_SPREAD = 0.2
 
@@ -79,14 +79,24 @@ class HarnessResult(RungResult):
     caches: Caches = Field(
         default="warm", description="Which of the two timings comes nearer to the pipeline; the ratio is of that one."
     )
-    timing_ratio: float | None = Field(default=None, description="Replayed over in-pipeline time, medians.")
+    timing_ratio: float | None = Field(
+        default=None,
+        description="Replayed over in-pipeline time: of medians; where these decide nothing, of turns (`in_turns`).",
+    )
     timing_ratio_interval: Interval | None = None
     warm_timing_ratio: float | None = None
     evicted_timing_ratio: float | None = None
+    alone_timing_ratio: float | None = Field(
+        default=None, description="That of the replays alone, where turns decided instead."
+    )
     host_ratio: float | None = Field(
         default=None,
         description="How long a fixed piece of host work takes beside the replays, over the same beside the plain runs "
         "of the pipeline: not 1 where the host itself is faster or slower.",
+    )
+    in_turns: InTurns | None = Field(
+        default=None,
+        description="Replays and runs of the pipeline in turns, in one process, where replays alone decided nothing.",
     )
     is_timing_faithful: bool | None = Field(default=None, description="None where the samples cannot tell.")
     is_faithful: bool | None = Field(default=None, description="Same output and same duration; None if undecided.")
@@ -134,7 +144,50 @@ def run(context: RungContext, request: HarnessRequest | None = None) -> HarnessR
         reason = next((r.reason for r in context.results.values() if isinstance(r, CaptureResult)), None)
         return HarnessResult(status="not_applicable", reason=reason or "There is no capture to replay.")
     request = request or HarnessRequest(folder=str(context.folder.parent / captured.folder))
-    return context.replay.call(measure, request, timeout_s=context.workload.timeout_s)
+    timeout_s = context.workload.timeout_s
+    result = context.replay.call(measure, request, timeout_s=timeout_s)
+
+    def take_turns(turns: InTurnsRequest) -> InTurns:
+        return context.broad.call(in_turns.measure, turns, timeout_s=timeout_s)
+
+    return decide_in_turns(result, request.folder, take_turns)
+
+
+def decide_in_turns(
+    result: HarnessResult, folder: str, take_turns: Callable[[InTurnsRequest], InTurns]
+) -> HarnessResult:
+    """Where only the time is undecided, judge it by replays and runs of the pipeline in turns.
+
+    Args:
+        result: Of the replays alone.
+        folder: The capture.
+        take_turns: Runs `in_turns.measure` in a process that holds the whole target.
+    """
+    if result.data != "captured" or result.unfaithful_because or result.is_timing_faithful is not None:
+        return result
+    try:
+        turns = take_turns(InTurnsRequest(folder=folder))
+    except PerfladderError as error:
+        warning = ResultWarning(code="REPLAY_NOT_IN_TURNS", message=f"Taking turns with the pipeline failed: {error}")
+        return result.model_copy(update={"warnings": [*result.warnings, warning]})
+    reasons = []
+    if turns.is_faithful is False:
+        change = f"{abs(1 - turns.ratio):.0%} {'faster' if turns.ratio < 1 else 'slower'}"
+        reasons = [f"Replayed in turns with runs of the pipeline it is {change} than there."]
+    return result.model_copy(
+        update={
+            "in_turns": turns,
+            "caches": turns.caches,
+            "timing_ratio": turns.ratio,
+            "timing_ratio_interval": turns.interval,
+            "warm_timing_ratio": turns.warm_ratio,
+            "evicted_timing_ratio": turns.evicted_ratio,
+            "alone_timing_ratio": result.timing_ratio,
+            "is_timing_faithful": turns.is_faithful,
+            "is_faithful": turns.is_faithful,
+            "unfaithful_because": reasons,
+        }
+    )
 
 
 def measure(loaded: LoadedTarget, request: HarnessRequest) -> HarnessResult:
@@ -145,15 +198,13 @@ def measure(loaded: LoadedTarget, request: HarnessRequest) -> HarnessResult:
         WorkloadError: The stage raised when it was replayed.
     """
     # These bring torch, which the ladder's own process does without.
-    from perfladder.capturing.evict import Evictor
     from perfladder.capturing.replay import Replay
 
     replay = Replay(loaded, Path(request.folder), path=request.path, is_synthetic=request.synthetic)
     manifest = replay.manifest
     if not manifest.calls:
         raise RungError(f"{request.folder} holds no call.")
-    is_short = float(np.mean([np.median(call.in_pipeline_ms) for call in manifest.calls])) < SHORT_CALL_MS
-    evictor = Evictor(loaded.device) if is_short else None
+    evictor = evictor_for(manifest.calls, loaded.device)
     reset_peak_memory(loaded)
     with replay:
         compared = [_compare(replay, call) for call in manifest.calls]
@@ -250,11 +301,6 @@ def _timing_reasons(timing: TimingVerdict, manifest: Manifest) -> list[str]:
     snapshot = take_snapshot()
     clock = next((device.sm_clock_mhz for device in snapshot.devices), None)
     causes = []
-    ratios = [ratio for ratio in (timing.warm_ratio, timing.evicted_ratio) if ratio is not None]
-    if min(ratios) <= 1 <= max(ratios):
-        causes.append(
-            f"caches decide ({timing.warm_ratio:.2f} times with warm ones, {timing.evicted_ratio:.2f} with emptied)"
-        )
     if timing.reference_spread > _WIDE_SPREAD:
         causes.append(f"its calls in the pipeline themselves vary by {timing.reference_spread:.0%}")
     if clock and manifest.sm_clock_mhz and abs(clock / manifest.sm_clock_mhz - 1) > _CLOCK_TOLERANCE:
@@ -270,7 +316,7 @@ def _timing_reasons(timing: TimingVerdict, manifest: Manifest) -> list[str]:
 def _speed_warnings(timing: TimingVerdict) -> list[ResultWarning]:
     if timing.speed_change is None:
         return []
-    message = f"{timing.speed_change} Whether it takes as long as in the pipeline is undecided."
+    message = f"{timing.speed_change} Held against the pipeline's earlier runs that decides nothing."
     return [ResultWarning(code="REPLAY_SPEED_CHANGED", message=message)]
 
 

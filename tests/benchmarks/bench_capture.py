@@ -156,15 +156,17 @@ def _replay(options: argparse.Namespace) -> None:
                 continue
             harness = StageBenchHarness(Path(scratch) / "capture", workload=file)
             for _ in range(options.launches):
-                result = harness.run(repeats=options.repeats)
+                result = harness.run(repeats=options.repeats, in_turns=True)
                 interval = result.timing_ratio_interval
                 per_call = [f"{call.in_pipeline_ms.summary.p50:.2f}" for call in result.calls]
                 leads = [f"{call.host_lead_ms:.2f}" for call in result.calls]
                 ratios = {"warm": result.warm_timing_ratio, "emptied": result.evicted_timing_ratio}
                 print(
                     f"{stage}: parity {result.parity}, {result.timing_ratio:.3f} times (95 % interval "
-                    f"{interval.low:.3f} to {interval.high:.3f}), faithful in time: {result.is_timing_faithful}; "
+                    f"{interval.low:.3f} to {interval.high:.3f}){' in turns' if result.in_turns else ''}, faithful in "
+                    f"time: {result.is_timing_faithful}; "
                     f"{', '.join(f'{ratio:.3f} with {name} caches' for name, ratio in ratios.items() if ratio)}; "
+                    f"alone {result.alone_timing_ratio or result.timing_ratio:.3f}; "
                     f"host work takes {result.host_ratio:.3f} times as long; in the pipeline {', '.join(per_call)} ms "
                     f"a call, host ahead {', '.join(leads)} ms",
                     flush=True,

@@ -1,5 +1,7 @@
 """Capture and replay by name, in processes of their own: from Python and from the command line."""
 
+import json
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -101,9 +103,29 @@ def test_stage_replays_alone_in_a_fresh_process(file, captured, tmp_path):
     assert "heavy was moved" not in log.read_text(), "the rest is dropped before anything is moved"
 
 
+def test_an_undecided_time_is_decided_in_turns_with_the_whole_pipeline(file, captured, tmp_path):
+    folder, told = tmp_path / "noisy", []
+    shutil.copytree(captured, folder)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["yardstick_ms"] = [1e12] * 5  # as if the host had been far slower beside the pipeline
+    for call in manifest["calls"]:
+        call["in_pipeline_ms"] = [1e6] * 5
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    harness = pl.StageBenchHarness(folder, workload=file)
+    result = harness.run(repeats=3, in_turns=True, tell=told.append)
+    assert told == ["loading the stage", "replaying", "loading the target", "replaying in turns"]
+    assert result.in_turns is not None
+    assert result.parity == "exact"
+    assert result.timing_ratio == result.in_turns.ratio
+    assert result.alone_timing_ratio == pytest.approx(0, abs=1e-3)
+
+
 def test_stage_of_a_factory_of_its_own(file, captured):
     factory = f"{file.base_dir / 'pipe.py'}:build_net"
-    assert pl.StageBenchHarness(captured, factory=factory).run(repeats=2).parity == "exact"
+    harness = pl.StageBenchHarness(captured, factory=factory)
+    assert harness.run(repeats=2).parity == "exact"
+    with pytest.raises(InputError, match="in_turns: a factory gives the stage alone, and no pipeline"):
+        harness.run(in_turns=True)
 
 
 def test_method_of_a_factory_of_its_own(file, tmp_path):

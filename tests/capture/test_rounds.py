@@ -68,6 +68,12 @@ def test_nearer_side_counts():
     assert verdict.evicted_ratio == pytest.approx(verdict.ratio)
 
 
+def test_a_time_between_warm_and_emptied_caches_decides_nothing():
+    verdict = judge(spread(8.0), evicted_ms=spread(11.5, seed=1))
+    assert (verdict.caches, verdict.is_faithful, verdict.speed_change) == ("evicted", None, None)
+    assert judge(spread(8.0), evicted_ms=spread(9.0, seed=1)).is_faithful is False
+
+
 @pytest.mark.parametrize(
     "levels",
     [[28.0] * 8 + [44.0] * 12, [44.0] * 6 + [28.0] * 8 + [44.0] * 6, [28.0] * 15 + [44.0] * 5],

@@ -5,11 +5,14 @@ import pytest
 import torch
 from torch import nn
 
+from perfladder.capturing import in_turns
+from perfladder.capturing.in_turns import InTurnsRequest
+from perfladder.capturing.plain_calls import plain_call
 from perfladder.capturing.store import read_manifest
 from perfladder.errors import CaptureError, InputError, RungError, WorkloadError
 from perfladder.instrument import Site
 from perfladder.rungs import capture, harness
-from perfladder.rungs.capture import CaptureRequest, CaptureResult, _plain_call
+from perfladder.rungs.capture import CaptureRequest, CaptureResult
 from perfladder.rungs.harness import HarnessRequest, HarnessResult
 from perfladder.rungs.stages import Call, StagesResult
 from perfladder.timing import timer
@@ -432,7 +435,7 @@ def test_how_far_the_host_is_ahead_is_told_by_the_devices_clock(device_start_ms,
     call = timer.Call(Site("stage", object()), start_ns, False, None, end_ns=start_ns + int(host_ms * 1e6))
     call.events = (object(), object())
     call.device_start_ms, call.device_end_ms = device_start_ms, device_start_ms + 3
-    found = _plain_call(timer.RunTiming(0, 20_000_000, [call]), call)
+    found = plain_call(timer.RunTiming(0, 20_000_000, [call]), call)
     assert (found.duration_ms, found.host_lead_ms) == (pytest.approx(3), pytest.approx(lead_ms))
 
 
@@ -510,9 +513,106 @@ def test_capture_runs_beside_the_target_and_replay_in_the_other_session(make_wor
     results["capture"] = capture.run(context(results, make_workload, tmp_path, broad, replayer))
     assert results["capture"].status == "done"
     result = harness.run(
-        context(results, make_workload, tmp_path, None, replayer), HarnessRequest(folder=str(tmp_path), repeats=2)
+        context(results, make_workload, tmp_path, broad, replayer), HarnessRequest(folder=str(tmp_path), repeats=2)
     )
     assert result.parity == "exact"
+
+
+# Turns with the pipeline
+
+
+class Counting(Linear):
+    """Keeps a number that only the pipeline changes, and that its output depends on."""
+
+    def __init__(self):
+        super().__init__()
+        self.offset = 0.0
+
+    def forward(self, x):
+        return super().forward(x) + self.offset
+
+
+class Resetting(Pipe):
+    """Its stage's state is another one in each call, and at the end."""
+
+    def use(self, x, index):
+        self.stage.offset = float(index)
+        out = self.stage(x)
+        self.stage.offset = 100.0
+        return out
+
+
+UNDECIDED = HarnessResult(stage="stage", parity="exact", timing_ratio=0.7, caches="warm")
+
+
+@pytest.mark.parametrize("pipe", [lambda: Pipe(Linear()), lambda: Resetting(Counting())], ids=["plain", "state"])
+def test_replays_and_runs_take_turns_in_one_process(wrap, tmp_path, pipe):
+    folder = str(tmp_path / "capture")
+    capture.measure(wrap(pipe()), CaptureRequest(stage="stage", folder=folder))
+    loaded = wrap(pipe())
+    result = harness.decide_in_turns(UNDECIDED, folder, lambda request: in_turns.measure(loaded, request))
+    turns = result.in_turns
+    assert turns is not None
+    assert len(turns.pipeline_ms.values) == len(turns.replayed_ms.values) == len(turns.evicted_ms.values) == 40
+    assert (result.timing_ratio, result.timing_ratio_interval) == (turns.ratio, turns.interval)
+    assert result.timing_ratio in (turns.warm_ratio, turns.evicted_ratio)
+    assert (result.caches, result.alone_timing_ratio) == (turns.caches, 0.7)
+    assert result.is_faithful is result.is_timing_faithful is turns.is_faithful
+    assert bool(result.unfaithful_because) == (turns.is_faithful is False)
+    assert HarnessResult.model_validate_json(result.model_dump_json()) == result
+    # The stage is as it was, and what the pipeline changed of it was put back for each replay.
+    assert harness.measure(loaded, HarnessRequest(folder=folder, repeats=1)).parity == "exact"
+
+
+def test_what_the_pipeline_changes_is_put_back_before_each_replay(wrap, tmp_path):
+    from perfladder.capturing.replay import Replay
+
+    folder = tmp_path / "capture"
+    loaded = wrap(Resetting(Counting()))
+    capture.measure(loaded, CaptureRequest(stage="stage", folder=str(folder)))
+    with Replay(wrap(Resetting(Counting())), folder) as replay:
+        replay.site.owner.offset = 50.0
+        replay.note_changes()
+        for call in replay.manifest.calls:
+            replay.site.owner.offset = 100.0
+            assert replay.differences(call, replay.replay(call)) == {}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"is_timing_faithful": True, "is_faithful": True},
+        {"is_timing_faithful": False, "is_faithful": False, "unfaithful_because": ["It is slower."]},
+        {"parity": "different", "is_faithful": False, "unfaithful_because": ["It differs."]},
+        {"data": "synthetic"},
+        {"data": "redacted"},
+    ],
+    ids=["faithful", "slower", "other-output", "synthetic", "redacted"],
+)
+def test_turns_are_for_what_is_undecided(changes):
+    result = UNDECIDED.model_copy(update=changes)
+
+    def never(request):
+        raise AssertionError("nothing is to be measured")
+
+    assert harness.decide_in_turns(result, "folder", never) is result
+
+
+def test_a_pipeline_that_fails_in_turns_costs_no_more_than_them():
+    def fails(request):
+        raise WorkloadError("the server is gone")
+
+    result = harness.decide_in_turns(UNDECIDED, "folder", fails)
+    assert (result.is_timing_faithful, result.timing_ratio, result.in_turns) == (None, 0.7, None)
+    (warning,) = result.warnings
+    assert (warning.code, "the server is gone" in warning.message) == ("REPLAY_NOT_IN_TURNS", True)
+
+
+def test_a_pipeline_that_calls_the_stage_less_often_takes_no_turns(wrap, tmp_path):
+    folder = str(tmp_path / "capture")
+    capture.measure(wrap(Pipe(Linear())), CaptureRequest(stage="stage", folder=folder))
+    with pytest.raises(RungError, match="not called as it was"):
+        in_turns.measure(wrap(Pipe(Linear(), calls=2)), InTurnsRequest(folder=folder))
 
 
 # Real schedulers

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from perfladder.capturing.in_turns import InTurns
 from perfladder.report.html.blocks import Block, Cell, Code, Column, Plot, Section, Strong, Table, Text, Tone, View
 from perfladder.report.html.plots import PALETTE, box, rows_height, rows_layout
 from perfladder.report.html.run_data import RunData, number, numbers
@@ -24,7 +25,7 @@ def harness_section(run: RunData) -> Section:
     blocks: list[Block] = [_harness_words(result)]
     blocks += [Text(line=[reason], role="note") for reason in result.unfaithful_because]
     if result.calls:
-        blocks += [_harness_plot(result.calls[:_CALLS]), _harness_table(result)]
+        blocks += [_harness_plot(result.calls[:_CALLS], result.in_turns), _harness_table(result)]
     return Section(id="harness", title=title, blocks=blocks)
 
 
@@ -36,13 +37,17 @@ def _harness_words(result: HarnessResult) -> Text:
         words += f" It takes {result.timing_ratio:.3f} times as long as in the pipeline"
         if interval := result.timing_ratio_interval:
             words += f" (95 % interval {interval.low:.3f} to {interval.high:.3f}, with {result.caches} caches)"
+        if result.in_turns is not None:
+            words += (
+                f", in turns with runs of the pipeline; alone {result.alone_timing_ratio:.3f}, which decided nothing"
+            )
         words += "."
     return Text(
         line=["Stage ", Code(text=result.stage or "–"), " in a process of its own: ", Strong(text=verdict), words]
     )
 
 
-def _harness_plot(calls: Sequence[CallReplay]) -> Plot:
+def _harness_plot(calls: Sequence[CallReplay], turns: InTurns | None) -> Plot:
     groups = [
         (f"call {call.index}, {where}", samples.values, colour)
         for call in calls
@@ -53,10 +58,18 @@ def _harness_plot(calls: Sequence[CallReplay]) -> Plot:
         )
         if samples is not None
     ]
+    if turns is not None:
+        sides = (("in the pipeline", turns.pipeline_ms), ("replayed", turns.replayed_ms), ("emptied", turns.evicted_ms))
+        groups += [
+            (f"in turns, {where}", samples.values, colour)
+            for (where, samples), colour in zip(sides, PALETTE, strict=False)
+            if samples is not None
+        ]
     return Plot(
         title="Calls in the pipeline and alone",
-        reading="Each dot is one call. Where the boxes of a call lie over each other, times of the replay stand for "
-        "the pipeline; where they do not, use the replay for shares and kernels only.",
+        reading="Each dot is one call; in turns, all captured calls together. Where the boxes of a call lie over each "
+        "other, times of the replay stand for the pipeline; where they do not, use the replay for shares and kernels "
+        "only.",
         views=[
             View(
                 name="calls",
