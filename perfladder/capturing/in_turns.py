@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _MOST_TURNS: Final = 40
 _LEAST_TURNS: Final = 8
-_BUDGET_S: Final = 20.0
+BUDGET_S: Final = 20.0
 _WARMUPS: Final = 2
 
 
@@ -53,8 +53,8 @@ class InTurns(Model):
 def measure(loaded: LoadedTarget, request: InTurnsRequest) -> InTurns:
     """Run the pipeline and replay the captured calls in turns, in the order AB BA AB ..
 
-    Up to 40 turns, as many as 20 seconds allow, and at least 8. Short calls are replayed a second time in
-    each, with the caches emptied.
+    Up to 40 turns, as many as 20 seconds allow, and at least 8. Short calls are replayed a second time in each, with
+    the caches emptied.
 
     Raises:
         CaptureError: The capture cannot be used.
@@ -88,7 +88,7 @@ def measure(loaded: LoadedTarget, request: InTurnsRequest) -> InTurns:
         if evictor is not None:
             sides["evicted"] = partial(replay_all, evictor)
         times: dict[str, list[float]] = {side: [] for side in sides}
-        for number in range(int(min(_MOST_TURNS, max(_LEAST_TURNS, _BUDGET_S / turn_s)))):
+        for number in range(int(min(_MOST_TURNS, max(_LEAST_TURNS, BUDGET_S / turn_s)))):
             for side in sides if number % 2 == 0 else reversed(sides):
                 times[side].append(sides[side]())
     samples = {side: Samples(launches=[values]) for side, values in times.items()}
