@@ -12,15 +12,13 @@ if TYPE_CHECKING:
 
     from perfladder.capturing.store import CapturedCall
 
+SHORT_CALL_MS: Final = 25.0
+"""Calls shorter than this are timed with emptied caches too: in a pipeline other stages run between two of them."""
 _FALLBACK_BYTES: Final = 64 << 20
 _MAX_CPU_BYTES: Final = 64 << 20
 """The last cache of a server may have hundreds of MB and many users; this much clears a core's own caches."""
 _CPU_CACHES: Final = Path("/sys/devices/system/cpu/cpu0/cache")
 _UNITS: Final = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-
-
-SHORT_CALL_MS: Final = 25.0
-"""Calls shorter than this are timed with emptied caches too: in a pipeline other stages run between two of them."""
 
 
 class Evictor:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from pydantic import Field
 
 from perfladder.capturing.plain_calls import time_plain_run
-from perfladder.capturing.rounds import Caches, judge_caches
+from perfladder.capturing.rounds import Caches, CachesVerdict, judge_caches
 from perfladder.errors import RungError
 from perfladder.models import Model
 from perfladder.stats import Interval, Samples, compare_samples
@@ -36,18 +36,12 @@ class InTurnsRequest(Model):
     folder: str
 
 
-class InTurns(Model):
+class InTurns(CachesVerdict):
     """Milliseconds of all captured calls together, turn by turn, and what replays take over the pipeline."""
 
     pipeline_ms: Samples
     replayed_ms: Samples
     evicted_ms: Samples | None = Field(default=None, description="With the caches emptied before each call.")
-    caches: Caches = Field(description="Which of the two comes nearer to the pipeline; the ratio is of that one.")
-    ratio: float
-    interval: Interval
-    warm_ratio: float
-    evicted_ratio: float | None
-    is_faithful: bool | None
 
 
 def measure(loaded: LoadedTarget, request: InTurnsRequest) -> InTurns:
@@ -95,18 +89,11 @@ def measure(loaded: LoadedTarget, request: InTurnsRequest) -> InTurns:
     ratios: dict[Caches, tuple[float, Interval]] = {"warm": _ratio(samples["warm"], samples["pipeline"])}
     if "evicted" in samples:
         ratios["evicted"] = _ratio(samples["evicted"], samples["pipeline"])
-    caches, is_faithful = judge_caches(ratios)
-    ratio, interval = ratios[caches]
     return InTurns(
+        **dict(judge_caches(ratios)),
         pipeline_ms=samples["pipeline"],
         replayed_ms=samples["warm"],
         evicted_ms=samples.get("evicted"),
-        caches=caches,
-        ratio=ratio,
-        interval=interval,
-        warm_ratio=ratios["warm"][0],
-        evicted_ratio=ratios["evicted"][0] if "evicted" in ratios else None,
-        is_faithful=is_faithful,
     )
 
 

@@ -84,15 +84,20 @@ def time_rounds(
     return Timed(warm, evicted if evictor is not None else None, lengths)
 
 
-class TimingVerdict(Model):
-    """How long the replays take against the pipeline's calls, with warm caches and with empty ones."""
+class CachesVerdict(Model):
+    """How long replays take against the pipeline's calls, with warm caches and with empty ones."""
 
-    caches: Caches
+    caches: Caches = Field(description="Which of the two comes nearer to the pipeline; the ratio is of that one.")
     ratio: float
     interval: Interval
     warm_ratio: float
     evicted_ratio: float | None
     is_faithful: bool | None
+
+
+class TimingVerdict(CachesVerdict):
+    """The same of replays that were timed alone, and what else may be why."""
+
     reference_spread: float
     host_ratio: float | None = Field(description="The host's own work in the replay over that in the pipeline.")
     speed_change: str | None = Field(description="How the machine's own speed changed meanwhile; None if it did not.")
@@ -116,35 +121,42 @@ def judge_rounds(
         name: (float(np.median(side) / np.median(reference)), interval_of_ratio(side, reference))
         for name, side in sides.items()
     }
-    caches, is_faithful = judge_caches(ratios)
-    ratio, interval = ratios[caches]
+    verdict = judge_caches(ratios)
     host_ratio = float(np.median(timed.yardstick) / np.median(yardstick)) if timed.yardstick and yardstick else None
     change = next(filter(None, map(find_speed_change, sides.values())), None)
-    if change is None and host_ratio is not None and not is_faithful:
-        change = explain_by_host(interval, host_ratio)
+    if change is None and host_ratio is not None and not verdict.is_faithful:
+        change = explain_by_host(verdict.interval, host_ratio)
     return TimingVerdict(
-        caches=caches,
-        ratio=ratio,
-        interval=interval,
-        warm_ratio=ratios["warm"][0],
-        evicted_ratio=ratios["evicted"][0] if "evicted" in ratios else None,
-        is_faithful=None if change else is_faithful,
+        **dict(verdict) | ({"is_faithful": None} if change else {}),
         host_ratio=host_ratio,
         reference_spread=(max(reference) - min(reference)) / float(np.median(reference)),
         speed_change=change,
     )
 
 
-def judge_caches(ratios: Mapping[Caches, tuple[float, Interval]]) -> tuple[Caches, bool | None]:
+def judge_caches(ratios: Mapping[Caches, tuple[float, Interval]]) -> CachesVerdict:
     """Which caches come nearer to the pipeline, and whether a replay takes as long as its calls did.
 
     What a call finds in the caches there lies between both; so does its time, and if as long lies between both too,
     nothing is decided.
+
+    Args:
+        ratios: Of the replayed over the pipeline's time, with warm caches and, where there are any, with empty ones.
     """
-    nearer = min(ratios, key=lambda name: abs(ratios[name][0] - 1))
-    values = [ratio for ratio, _ in ratios.values()]
-    is_faithful = judge_ratio(*ratios[nearer])
-    return nearer, None if is_faithful is False and min(values) < 1 < max(values) else is_faithful
+    values = {name: ratio for name, (ratio, _) in ratios.items()}
+    nearer = min(values, key=lambda name: abs(values[name] - 1))
+    ratio, interval = ratios[nearer]
+    is_faithful = judge_ratio(ratio, interval)
+    if is_faithful is False and min(values.values()) < 1 < max(values.values()):
+        is_faithful = None
+    return CachesVerdict(
+        caches=nearer,
+        ratio=ratio,
+        interval=interval,
+        warm_ratio=values["warm"],
+        evicted_ratio=values.get("evicted"),
+        is_faithful=is_faithful,
+    )
 
 
 def judge_ratio(ratio: float, interval: Interval) -> bool | None:

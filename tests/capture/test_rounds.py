@@ -1,9 +1,12 @@
 """Replays timed in turn, and what their rounds say; samples are scripted."""
 
 import itertools
+from collections import Counter
 
 import numpy as np
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from perfladder.capturing.rounds import Timed, find_speed_change, judge_ratio, judge_rounds, time_rounds
 from perfladder.capturing.yardstick import Yardstick
@@ -212,6 +215,26 @@ def test_the_yardstick_is_timed_before_each_round():
     assert timed.yardstick == [2.0, 2.0]
 
 
-def test_the_yardstick_is_work_of_the_host():
-    length_ms = Yardstick().time_ms()
-    assert length_ms > 0
+class Operators(TorchDispatchMode):
+    """Counts what is dispatched, by operator and device."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.counts[str(func), args[0].device.type] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_yardstick_is_the_same_work_of_the_host_each_time():
+    with torch.device("meta"):  # a default of the user's
+        yardstick = Yardstick()
+    yardstick.time_ms()
+    seen = []
+    for _ in range(2):
+        with Operators() as operators:
+            assert yardstick.time_ms() > 0
+        seen.append(operators.counts)
+    assert seen[0] == seen[1]
+    assert list(seen[0]) == [("aten.add_.Tensor", "cpu")]
