@@ -40,7 +40,7 @@ class Evictor:
 
 def evictor_for(calls: Sequence[CapturedCall], device: torch.device) -> Evictor | None:
     """What empties the caches between replays of these calls; None where they are too long to care."""
-    call_ms = statistics.mean(statistics.median(call.in_pipeline_ms or [0.0]) for call in calls)
+    call_ms = statistics.mean(statistics.median(call.in_pipeline_ms) for call in calls)
     return Evictor(device) if call_ms < SHORT_CALL_MS else None
 
 

@@ -46,6 +46,7 @@ class Replay:
         folder: The capture.
         path: Where on the target the stage is; by default where it was captured.
         is_synthetic: Random numbers in place of the captured ones.
+        restores_state: Whether the stage's state is put back before each call; else it is what the stage has here.
 
     Raises:
         CaptureError: The capture is damaged or holds what cannot be rebuilt.
@@ -53,11 +54,18 @@ class Replay:
     """
 
     def __init__(
-        self, loaded: LoadedTarget, folder: Path, *, path: str | None = None, is_synthetic: bool = False
+        self,
+        loaded: LoadedTarget,
+        folder: Path,
+        *,
+        path: str | None = None,
+        is_synthetic: bool = False,
+        restores_state: bool = True,
     ) -> None:
         self.loaded = loaded
         self.manifest: Manifest = read_manifest(folder)
         self.is_synthetic = is_synthetic
+        self.restores_state = restores_state
         for call in self.manifest.calls:
             kinds = {name: node.kind for name, node in call.inputs.items()}
             if kinds != {"args": "tuple", "kwargs": "dict"}:
@@ -92,7 +100,7 @@ class Replay:
 
     def prepare(self, call: CapturedCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Rebuild the call's inputs in new memory and restore state and generators; not part of the timed time."""
-        wanted = self._state_to_restore(call)
+        wanted = self._state_to_restore(call) if self.restores_state else {}
         values = self._decoder.decode({**call.inputs, **wanted})
         write_state(self.site, {name.removeprefix(_STATE): values[name] for name in wanted})
         restore_rng(call.rng, self._exact, self.loaded)
@@ -149,13 +157,6 @@ class Replay:
         nodes = {"output": call.output, **call.inputs_after}
         nodes |= {_STATE + name: node for name, node in call.state_after.items()}
         return Encoded(nodes, self.blocks, self._storages)
-
-    def note_changes(self) -> None:
-        """Put back before every replay from now on what somebody else has changed of the stage's state."""
-        state = read_state(self.site)
-        for call in self.manifest.calls:
-            self._state_to_restore(call)
-            self._note_moving(self._differing(self._state_before(call), state))
 
     def time_ms(self, call: CapturedCall, evictor: Evictor | None = None) -> float:
         """Restore one call and time it, with the host as far ahead of the device as in the pipeline.

@@ -16,7 +16,7 @@ from perfladder.capturing.rounds import Caches, TimingVerdict, judge_rounds, tim
 from perfladder.capturing.store import CapturedCall, Manifest
 from perfladder.capturing.yardstick import Yardstick
 from perfladder.environment import take_snapshot
-from perfladder.errors import PerfladderError, RungError
+from perfladder.errors import CaptureError, PerfladderError, RungError
 from perfladder.models import Model, ResultWarning
 from perfladder.rungs.base import RungContext, RungResult
 from perfladder.rungs.capture import CaptureResult
@@ -205,6 +205,11 @@ def measure(loaded: LoadedTarget, request: HarnessRequest) -> HarnessResult:
     manifest = replay.manifest
     if not manifest.calls:
         raise RungError(f"{request.folder} holds no call.")
+    if untimed := [call.index for call in manifest.calls if not call.in_pipeline_ms]:
+        raise CaptureError(
+            f"{request.folder} is damaged: calls[].in_pipeline_ms of call {untimed[0]} is empty. "
+            "Capture the stage again."
+        )
     evictor = evictor_for(manifest.calls, loaded.device)
     reset_peak_memory(loaded)
     with replay:

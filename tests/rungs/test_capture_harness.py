@@ -1,4 +1,5 @@
 import itertools
+import json
 import time
 
 import pytest
@@ -545,11 +546,10 @@ class Resetting(Pipe):
 UNDECIDED = HarnessResult(stage="stage", parity="exact", timing_ratio=0.7, caches="warm")
 
 
-@pytest.mark.parametrize("pipe", [lambda: Pipe(Linear()), lambda: Resetting(Counting())], ids=["plain", "state"])
-def test_replays_and_runs_take_turns_in_one_process(wrap, tmp_path, pipe):
+def test_replays_and_runs_take_turns_in_one_process(wrap, tmp_path):
     folder = str(tmp_path / "capture")
-    capture.measure(wrap(pipe()), CaptureRequest(stage="stage", folder=folder))
-    loaded = wrap(pipe())
+    capture.measure(wrap(Pipe(Linear())), CaptureRequest(stage="stage", folder=folder))
+    loaded = wrap(Pipe(Linear()))
     result = harness.decide_in_turns(UNDECIDED, folder, lambda request: in_turns.measure(loaded, request))
     turns = result.in_turns
     assert turns is not None
@@ -560,22 +560,54 @@ def test_replays_and_runs_take_turns_in_one_process(wrap, tmp_path, pipe):
     assert result.is_faithful is result.is_timing_faithful is turns.is_faithful
     assert bool(result.unfaithful_because) == (turns.is_faithful is False)
     assert HarnessResult.model_validate_json(result.model_dump_json()) == result
-    # The stage is as it was, and what the pipeline changed of it was put back for each replay.
     assert harness.measure(loaded, HarnessRequest(folder=folder, repeats=1)).parity == "exact"
 
 
-def test_what_the_pipeline_changes_is_put_back_before_each_replay(wrap, tmp_path):
-    from perfladder.capturing.replay import Replay
+class Configured(Linear):
+    """Does as a setting says that it shares with the pipeline."""
 
-    folder = tmp_path / "capture"
-    loaded = wrap(Resetting(Counting()))
-    capture.measure(loaded, CaptureRequest(stage="stage", folder=str(folder)))
-    with Replay(wrap(Resetting(Counting())), folder) as replay:
-        replay.site.owner.offset = 50.0
-        replay.note_changes()
-        for call in replay.manifest.calls:
-            replay.site.owner.offset = 100.0
-            assert replay.differences(call, replay.replay(call)) == {}
+    def __init__(self):
+        super().__init__()
+        self.settings = {"offset": 0.0}
+
+    def forward(self, x):
+        return super().forward(x) + self.settings["offset"]
+
+
+class Sharing(Pipe):
+    """Holds its stage's settings, and changes them before each call."""
+
+    def __init__(self):
+        super().__init__(Configured())
+        self.settings = self.stage.settings
+
+    def use(self, x, index):
+        self.settings["offset"] = float(index)
+        return self.stage(x)
+
+
+@pytest.mark.parametrize(
+    ("pipe", "name"), [(lambda: Resetting(Counting()), "offset"), (Sharing, "settings")], ids=["set", "shared"]
+)
+def test_a_stage_whose_state_the_pipeline_changes_takes_no_turns_and_stays_the_pipelines(wrap, tmp_path, pipe, name):
+    folder, target = str(tmp_path / "capture"), pipe()
+    capture.measure(wrap(pipe()), CaptureRequest(stage="stage", folder=folder))
+    expected, held = pipe()(), getattr(target.stage, name)
+    result = harness.decide_in_turns(UNDECIDED, folder, lambda request: in_turns.measure(wrap(target), request))
+    (warning,) = result.warnings
+    assert warning.code == "REPLAY_NOT_IN_TURNS"
+    assert f"has a state that changes from call to call or run to run ({name}" in warning.message
+    if name == "settings":
+        assert target.stage.settings is target.settings is held
+    assert torch.equal(target(), expected)
+
+
+def test_a_slow_pipeline_takes_as_many_turns_as_a_comparison_needs(wrap, tmp_path, monkeypatch):
+    folder = str(tmp_path / "capture")
+    capture.measure(wrap(Pipe(Linear())), CaptureRequest(stage="stage", folder=folder))
+    monkeypatch.setattr(in_turns, "BUDGET_S", 0.0)
+    result = harness.decide_in_turns(UNDECIDED, folder, lambda request: in_turns.measure(wrap(Pipe(Linear())), request))
+    assert len(result.in_turns.pipeline_ms.values) == 10
 
 
 @pytest.mark.parametrize(
@@ -608,11 +640,34 @@ def test_a_pipeline_that_fails_in_turns_costs_no_more_than_them():
     assert (warning.code, "the server is gone" in warning.message) == ("REPLAY_NOT_IN_TURNS", True)
 
 
-def test_a_pipeline_that_calls_the_stage_less_often_takes_no_turns(wrap, tmp_path):
+def test_a_capture_without_the_pipelines_times_is_damaged(capture_stage, replay, tmp_path):
+    capture_stage(Pipe(Linear()))
+    file = tmp_path / "capture" / "manifest.json"
+    manifest = json.loads(file.read_text())
+    manifest["calls"][1]["in_pipeline_ms"] = []
+    file.write_text(json.dumps(manifest))
+    with pytest.raises(CaptureError, match=r"damaged: calls\[\].in_pipeline_ms of call 2 is empty"):
+        replay(Pipe(Linear()))
+
+
+def test_a_stage_whose_state_changes_from_run_to_run_takes_no_turns(wrap, tmp_path):
+    class Drifting(Pipe):
+        def __call__(self):
+            self.stage.offset += 1.0
+            return super().__call__()
+
+    folder = str(tmp_path / "capture")
+    capture.measure(wrap(Drifting(Counting())), CaptureRequest(stage="stage", folder=folder))
+    with pytest.raises(RungError, match=r"changes from call to call or run to run \(offset\)"):
+        in_turns.measure(wrap(Drifting(Counting())), InTurnsRequest(folder=folder))
+
+
+@pytest.mark.parametrize("calls", [2, 6])
+def test_a_pipeline_that_calls_the_stage_less_or_more_often_takes_no_turns(wrap, tmp_path, calls):
     folder = str(tmp_path / "capture")
     capture.measure(wrap(Pipe(Linear())), CaptureRequest(stage="stage", folder=folder))
-    with pytest.raises(RungError, match="not called as it was"):
-        in_turns.measure(wrap(Pipe(Linear(), calls=2)), InTurnsRequest(folder=folder))
+    with pytest.raises(RungError, match=rf"'stage' {calls} times in a run, and 4 times when it was captured"):
+        in_turns.measure(wrap(Pipe(Linear(), calls=calls)), InTurnsRequest(folder=folder))
 
 
 # Real schedulers
