@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -35,13 +34,11 @@ def measure_alone(
         tell: Receives lines of progress.
         what: What the measuring is called there.
         only: The stage to load alone.
-        log_path: Receives what the process prints; None: nowhere that stays.
+        log_path: Receives what the process prints; None: a file that is gone afterwards.
         on_progress: Receives what the measuring function tells.
     """
     timeout_s = file.workload.timeout_s
     with contextlib.ExitStack() as stack:
-        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="perfladder-"))
-        log_path = log_path or Path(scratch) / "session.log"
         session = stack.enter_context(Session(file, log_path=log_path, environment=None))
         tell("loading the target" if only is None else "loading the stage")
         info = session.call(load, LoadRequest(only=only), timeout_s=timeout_s)

@@ -14,6 +14,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -51,7 +52,7 @@ class Session:
 
     Args:
         file: The workload and the folder that its relative paths start from.
-        log_path: Receives all that the child and its own children print.
+        log_path: Receives all that the child and its own children print; None: a file that is gone after the block.
         environment: The complete environment variables of the child.
         place: Which rank the child is, if it is one of several.
         folder: The current folder of the child; by default that of this process.
@@ -61,13 +62,15 @@ class Session:
         self,
         file: WorkloadFile,
         *,
-        log_path: Path,
+        log_path: Path | None,
         environment: dict[str, str] | None = None,
         place: RankPlace | None = None,
         folder: Path | None = None,
     ) -> None:
         self.file = file
-        self.log_path = log_path
+        self._scratch = contextlib.ExitStack()
+        self._keeps_log = log_path is not None
+        self.log_path = log_path or self._scratch_folder() / "session.log"
         self._environment = environment
         self._place = place
         self._folder = folder
@@ -83,6 +86,7 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+        self._scratch.close()
 
     @property
     def is_alive(self) -> bool:
@@ -190,6 +194,9 @@ class Session:
             process.kill()
             process.wait()
 
+    def _scratch_folder(self) -> Path:
+        return Path(self._scratch.enter_context(tempfile.TemporaryDirectory(prefix="perfladder-")))
+
     def _start(self) -> None:
         request_read, request_write = os.pipe()
         answer_read, answer_write = os.pipe()
@@ -293,7 +300,8 @@ class Session:
         lines = lines[:end][-_LOG_TAIL_LINES:]
         if not lines:
             return "It printed nothing."
-        return f"Its last output ({self.log_path}):\n" + "\n".join(f"  {line}" for line in lines)
+        where = f" ({self.log_path})" if self._keeps_log else ""
+        return f"Its last output{where}:\n" + "\n".join(f"  {line}" for line in lines)
 
 
 class LocalSession:

@@ -210,6 +210,16 @@ def test_sudden_end_is_a_crash_with_its_reason(start, act, expected):
 
 
 @pytest.mark.slow
+def test_a_log_that_nobody_asked_for_is_quoted_and_gone(folder, write_target):
+    file = write_target(folder, TARGET, target_args={"act": "nothing"}, inputs={"act": "exit_at_once"})
+    with Session(file, log_path=None) as session:
+        session.call(load, LoadRequest(), timeout_s=LIMIT_S)
+        with pytest.raises(WorkloadCrashError, match=r"Its last output:\n  "):
+            session.call(measure_stages, StagesRequest(), timeout_s=LIMIT_S)
+    assert not session.log_path.parent.exists()
+
+
+@pytest.mark.slow
 def test_system_exit_is_an_error_and_no_crash(start):
     session = start(call="ask_to_exit")
     with pytest.raises(WorkloadError, match="raised: SystemExit: 0"):

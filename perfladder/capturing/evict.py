@@ -1,4 +1,4 @@
-"""Empty the caches of a processor between repeats, as other stages do between two calls in a pipeline."""
+"""Empty the caches between repeats, as other stages do between two calls in a pipeline: a device's, and the host's."""
 
 from __future__ import annotations
 
@@ -22,20 +22,32 @@ _UNITS: Final = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 class Evictor:
-    """Overwrites a memory twice as large as a GPU's second-level cache, or as a CPU's last one and 64 MiB at most."""
+    """Overwrites memory twice as large as the caches: of the CPU, and of the accelerator if that is the device.
+
+    A GPU's second-level cache, a CPU's last one and 64 MiB at most. The host's own count on an accelerator too: where
+    the host sets the pace, what it finds in its caches is what a call takes.
+
+    Attributes:
+        device_bytes: What it holds on an accelerator; 0 on a CPU.
+    """
 
     def __init__(self, device: torch.device) -> None:
         import torch
 
-        num_bytes = 2 * last_cache_bytes(device)
-        if device.type == "cpu":
-            num_bytes = min(_MAX_CPU_BYTES, num_bytes)
-        self.num_bytes = num_bytes
-        self._memory = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+        cpu = torch.device("cpu")
+        devices = [cpu] if device.type == "cpu" else [device, cpu]
+        self._memories = [torch.zeros(_num_bytes(one), dtype=torch.uint8, device=one) for one in devices]
+        self.device_bytes = sum(memory.nbytes for memory in self._memories if memory.device.type != "cpu")
 
     def evict(self) -> None:
         """Fill the caches with something else."""
-        self._memory.add_(1)
+        for memory in self._memories:
+            memory.add_(1)
+
+
+def _num_bytes(device: torch.device) -> int:
+    num_bytes = 2 * last_cache_bytes(device)
+    return min(_MAX_CPU_BYTES, num_bytes) if device.type == "cpu" else num_bytes
 
 
 def evictor_for(calls: Sequence[CapturedCall], device: torch.device) -> Evictor | None:

@@ -54,8 +54,8 @@ def measure(loaded: LoadedTarget, request: InTurnsRequest) -> InTurns:
 
     Raises:
         CaptureError: The capture cannot be used.
-        RungError: The pipeline does not call the stage as it did, or changes its state: to put that back for a replay
-            would take from the pipeline what it shares with the stage.
+        RungError: The pipeline is another one than was captured, does not call the stage as it did, or changes its
+            state: to put that back for a replay would take from the pipeline what it shares with the stage.
         WorkloadError: The pipeline, or the stage, raised.
     """
     from perfladder.capturing.compare import Encoded, compare_values
@@ -68,6 +68,11 @@ def measure(loaded: LoadedTarget, request: InTurnsRequest) -> InTurns:
     replay = Replay(loaded, Path(request.folder), restores_state=False)
     manifest, calls = replay.manifest, replay.manifest.calls
     evictor = evictor_for(calls, loaded.device)
+    if manifest.work_digest != loaded.workload.fingerprints.work.digest:
+        raise RungError(
+            f"Stage {manifest.stage!r} was captured with another workload or target than the one given now: its calls "
+            "are not those of this pipeline. Give the workload of the capture, or capture the stage again."
+        )
     _refuse_state(manifest.stage, {name for call in calls for name in (*call.owner_state, *call.state_after)})
 
     def run_pipeline() -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -78,10 +77,7 @@ def init_workload(
     if path.exists() and not is_replaced:
         raise InputError(f"{path} is there already. Choose another with --output, or write over it with --force.")
     tell("loading the target, and calling it once")
-    with (
-        tempfile.TemporaryDirectory(prefix="perfladder-init-") as folder,
-        Session(file, log_path=Path(folder) / "session.log", environment=None) as session,
-    ):
+    with Session(file, log_path=None, environment=None) as session:
         found = session.call(examine, ExamineRequest(), timeout_s=file.workload.timeout_s)
     workload = _settled(file, found, path.parent)
     text = _render(workload, found, path.name, is_script=is_script)

@@ -217,7 +217,7 @@ def measure(loaded: LoadedTarget, request: HarnessRequest) -> HarnessResult:
         timed = time_rounds(manifest.calls, request.repeats, replay.time_ms, evictor, Yardstick())
     allocated, _ = peak_device_memory(loaded)
     if allocated is not None and evictor is not None:
-        allocated -= evictor.num_bytes
+        allocated -= evictor.device_bytes
     calls = [
         CallReplay(
             index=call.index,

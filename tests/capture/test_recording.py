@@ -12,7 +12,7 @@ from torch import nn
 import perfladder as pl
 from perfladder.capturing.decode import Decoder
 from perfladder.capturing.encode import Encoder
-from perfladder.capturing.evict import Evictor, _cpu_cache_bytes
+from perfladder.capturing.evict import Evictor, _cpu_cache_bytes, last_cache_bytes
 from perfladder.capturing.replay import Replay
 from perfladder.capturing.side_effects import side_effects
 from perfladder.capturing.store import read_manifest, read_storages
@@ -330,7 +330,17 @@ def test_size_of_the_last_cache_is_read(tmp_path):
         (tmp_path / f"index{index}" / "size").write_text(size + "\n")
     assert _cpu_cache_bytes(tmp_path) == 32 << 20
     assert _cpu_cache_bytes(tmp_path / "nothing") == 64 << 20
-    assert Evictor(torch.device("cpu")).num_bytes <= 64 << 20
+    (host,) = Evictor(torch.device("cpu"))._memories
+    assert (host.device.type, host.nbytes) == ("cpu", min(64 << 20, 2 * last_cache_bytes(torch.device("cpu"))))
+
+
+@pytest.mark.gpu
+def test_caches_of_the_host_are_emptied_beside_those_of_a_gpu():
+    evictor = Evictor(torch.device("cuda"))
+    assert [memory.device.type for memory in evictor._memories] == ["cuda", "cpu"]
+    assert evictor.device_bytes == evictor._memories[0].nbytes > 32 << 20
+    evictor.evict()
+    assert all(memory.min() == memory.max() == 1 for memory in evictor._memories)
 
 
 def test_stage_of_another_class_is_refused_by_its_name(capture, folder):

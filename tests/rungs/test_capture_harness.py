@@ -670,6 +670,13 @@ def test_a_pipeline_that_calls_the_stage_less_or_more_often_takes_no_turns(wrap,
         in_turns.measure(wrap(Pipe(Linear(), calls=calls)), InTurnsRequest(folder=folder))
 
 
+def test_a_pipeline_that_does_other_work_takes_no_turns(wrap, tmp_path):
+    folder = str(tmp_path / "capture")
+    capture.measure(wrap(Pipe(Linear())), CaptureRequest(stage="stage", folder=folder))
+    with pytest.raises(RungError, match="captured with another workload or target than the one given now"):
+        in_turns.measure(wrap(Pipe(Linear()), seed=7), InTurnsRequest(folder=folder))
+
+
 # Real schedulers
 
 
