@@ -38,7 +38,7 @@ def capture(
     calls: Calls = "default",
     runs: int = 1,
     warmup_runs: int = 1,
-    reference_runs: int = 5,
+    reference_runs: int | None = None,
     max_bytes: int | None = None,
     redact: bool = False,
     allow_side_effects: bool = False,
@@ -55,7 +55,8 @@ def capture(
         calls: Which of the stage's calls in a run: `default` (the first, a middle and the last one), `all`, or indices.
         runs: How many runs to capture.
         warmup_runs: Runs before all others, which count for nothing.
-        reference_runs: Runs before the captured ones that time the stage's calls in the pipeline.
+        reference_runs: Runs before the captured ones that time the stage's calls in the pipeline; None: 5 to 20, as fit
+            into 3 seconds, without those at the begin that are slower than the rest.
         max_bytes: Limit of the tensors' bytes; None: a quarter of the free disk, 4 GiB at most.
         redact: Replace texts and numbers by meaningless ones of the same form: a capture holds users' prompts and
             pictures.

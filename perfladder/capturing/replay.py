@@ -172,6 +172,10 @@ class Replay:
         with self.settings(call):
             return time_ms(lambda: self.call(args, kwargs), self.loaded.device, call.lead_ms)
 
+    def state_unlike(self, call: CapturedCall) -> set[str]:
+        """Parts of the stage's state that are not now as they were when that call began."""
+        return self._differing(self._state_before(call), read_state(self.site))
+
     @property
     def _storages(self) -> list[int]:
         return list(range(len(self.blocks))) if self.manifest.storages is None else self.manifest.storages
@@ -197,7 +201,12 @@ class Replay:
         return self._restorable[key]
 
     def _rebuildable(self, nodes: Mapping[str, Node]) -> dict[str, Node]:
-        return {name: node for name, node in nodes.items() if not not_rebuildable({name: node}, self._types)}
+        holders = holders_of(nodes.values())
+        return {
+            name: node
+            for name, node in nodes.items()
+            if not not_rebuildable({name: expanded(node, holders)}, self._types)
+        }
 
     def _differing(self, nodes: dict[str, Node], state: dict[str, Any]) -> set[str]:
         """Parts of the stage's state that are not as these nodes have them.

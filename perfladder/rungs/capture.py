@@ -27,6 +27,7 @@ from perfladder.rungs.base import RungContext, RungResult
 from perfladder.rungs.cost import CostEstimate
 from perfladder.rungs.stages import StagesResult
 from perfladder.sites import resolve_site
+from perfladder.steady import warmup_end
 from perfladder.target import LoadedTarget
 from perfladder.timing.timer import StageTimer
 
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
 _MAX_BYTES = 4 << 30
 _DISK_SHARE = 4
+_LEAST_REFERENCE_RUNS, _MOST_REFERENCE_RUNS = 5, 20
+_REFERENCE_BUDGET_S = 3.0
 
 
 class CaptureRequest(Model):
@@ -49,7 +52,12 @@ class CaptureRequest(Model):
     warmup_runs: int = Field(
         default=0, ge=0, description="Runs before those; rung 1 has warmed the process up already."
     )
-    reference_runs: int = Field(default=5, gt=0, description="Runs that time the stage's calls, as the reference.")
+    reference_runs: int | None = Field(
+        default=None,
+        gt=0,
+        description="Runs that time the stage's calls, as the reference; None: 5 to 20, as fit into 3 seconds, without "
+        "those at the begin that are slower than the rest.",
+    )
     max_bytes: int | None = Field(
         default=None, gt=0, description="Limit of the tensors' bytes; None: a quarter of the free disk, 4 GiB at most."
     )
@@ -82,8 +90,8 @@ def estimate(context: RungContext) -> CostEstimate:
     stages = context.result(StagesResult)
     if stages is None or stages.dominating is None:
         return CostEstimate(basis="no stage to capture")
-    runs = CaptureRequest(stage=stages.dominating, folder="").reference_runs + 1
     run_ms = stages.default.wall_ms.summary.p50
+    runs = _reference_runs_in(run_ms) + 1
     return CostEstimate(time_s=runs * run_ms / 1000, basis=f"{runs} plain runs of {run_ms:.3g} ms, and writing")
 
 
@@ -278,18 +286,35 @@ class _Reference(NamedTuple):
     runs: list[list[PlainCall]]
     yardstick_ms: list[float]
 
+    def steady(self) -> _Reference:
+        """Without the runs at the begin that do not lie at the level of the rest, if that can be told."""
+        totals = [sum(call.duration_ms for call in run) for run in self.runs]
+        if min(totals) <= 0:
+            return self
+        end = warmup_end(totals, limit=len(totals) // 2)
+        begin = end.index if end.is_steady else 0
+        return _Reference(self.runs[begin:], self.yardstick_ms[begin:])
 
-def _reference(loaded: LoadedTarget, site: Site, num_runs: int) -> _Reference | str:
+
+def _reference(loaded: LoadedTarget, site: Site, num_runs: int | None) -> _Reference | str:
     """Time the stage's calls in plain runs; or tell why they cannot be seen."""
     timer, yardstick = StageTimer(time.perf_counter_ns, loaded.device), Yardstick()
     reference = _Reference([], [])
-    for _ in range(num_runs):
+    start, wanted = time.perf_counter(), num_runs
+    while wanted is None or len(reference.runs) < wanted:
         reference.yardstick_ms.append(yardstick.time_ms())
         plain = time_plain_run(loaded, site, timer)
         if isinstance(plain, str):
             return plain
         reference.runs.append(plain)
-    return reference
+        mean_ms = 1000 * (time.perf_counter() - start) / len(reference.runs)
+        wanted = num_runs or _reference_runs_in(mean_ms)
+    return reference if num_runs is not None else reference.steady()
+
+
+def _reference_runs_in(run_ms: float) -> int:
+    """How many runs of that length are the reference."""
+    return int(min(_MOST_REFERENCE_RUNS, max(_LEAST_REFERENCE_RUNS, 1000 * _REFERENCE_BUDGET_S / max(run_ms, 1e-3))))
 
 
 def _with_reference(call: CapturedCall, plain: Sequence[PlainCall]) -> CapturedCall:

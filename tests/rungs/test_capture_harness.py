@@ -8,7 +8,7 @@ from torch import nn
 
 from perfladder.capturing import in_turns
 from perfladder.capturing.in_turns import InTurnsRequest
-from perfladder.capturing.plain_calls import plain_call
+from perfladder.capturing.plain_calls import PlainCall, plain_call
 from perfladder.capturing.store import read_manifest
 from perfladder.errors import CaptureError, InputError, RungError, WorkloadError
 from perfladder.instrument import Site
@@ -421,6 +421,35 @@ def test_in_pipeline_times_of_every_captured_call_are_kept(capture_stage, tmp_pa
     assert manifest.stage == "stage"
 
 
+@pytest.mark.parametrize(("run_ms", "count"), [(0.0, 20), (150.0, 20), (250.0, 12), (600.0, 5), (60_000.0, 5)])
+def test_the_reference_has_as_many_runs_as_fit(run_ms, count):
+    assert capture._reference_runs_in(run_ms) == count
+
+
+@pytest.mark.parametrize(
+    ("durations_ms", "num_left"),
+    [
+        pytest.param([8.0, 6.0, 5.0, *[4.0, 4.1] * 5], 10, id="slow-at-the-begin"),
+        pytest.param([4.0, 4.1] * 5, 10, id="steady"),
+        pytest.param([8.0, 6.0, 4.0, 4.0, 4.0], 5, id="too-few-to-tell"),
+        pytest.param([0.0] * 12, 12, id="no-time-at-all"),
+    ],
+)
+def test_runs_of_the_reference_that_are_still_slower_do_not_count(durations_ms, num_left):
+    runs = [[PlainCall(ms / 2, None), PlainCall(ms / 2, None)] for ms in durations_ms]
+    steady = capture._Reference(runs, list(range(len(runs)))).steady()
+    assert steady.runs == runs[-num_left:]
+    assert steady.yardstick_ms == list(range(len(runs)))[-num_left:]
+
+
+def test_where_nobody_says_how_often_the_reference_is_as_long_as_time_allows(wrap, tmp_path):
+    capture.measure(wrap(Pipe(Linear())), CaptureRequest(stage="stage", folder=str(tmp_path / "capture")))
+    manifest = read_manifest(tmp_path / "capture")
+    counts = {len(call.in_pipeline_ms) for call in manifest.calls} | {len(manifest.yardstick_ms)}
+    assert len(counts) == 1
+    assert 10 <= counts.pop() <= 20
+
+
 @pytest.mark.parametrize(
     ("device_start_ms", "host_ms", "lead_ms"),
     [
@@ -561,6 +590,32 @@ def test_replays_and_runs_take_turns_in_one_process(wrap, tmp_path):
     assert bool(result.unfaithful_because) == (turns.is_faithful is False)
     assert HarnessResult.model_validate_json(result.model_dump_json()) == result
     assert harness.measure(loaded, HarnessRequest(folder=folder, repeats=1)).parity == "exact"
+
+
+class Foreign:
+    """An object that no capture can store."""
+
+
+class TwoConfigured(Linear):
+    """Two parts of it hold the same object, as the layers of a text encoder hold its configuration."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+        self.layer = nn.ReLU()
+        self.layer.config = self.config
+
+    def forward(self, x):
+        return self.layer(super().forward(x))
+
+
+@pytest.mark.parametrize("config", [{"scale": [1.0]}, Foreign()], ids=["stored", "not-stored"])
+def test_an_object_that_parts_of_the_stage_share_is_no_change_of_its_state(wrap, tmp_path, config):
+    folder, pipe = str(tmp_path / "capture"), Pipe(TwoConfigured(config))
+    capture.measure(wrap(pipe), CaptureRequest(stage="stage", folder=folder))
+    assert harness.measure(wrap(pipe), HarnessRequest(folder=folder, repeats=1)).parity == "exact"
+    assert pipe.stage.layer.config is pipe.stage.config is config
+    assert in_turns.measure(wrap(pipe), InTurnsRequest(folder=folder)).ratio > 0
 
 
 class Configured(Linear):
