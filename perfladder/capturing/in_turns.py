@@ -73,7 +73,7 @@ def measure(loaded: LoadedTarget, request: InTurnsRequest) -> InTurns:
             f"Stage {manifest.stage!r} was captured with another workload or target than the one given now: its calls "
             "are not those of this pipeline. Give the workload of the capture, or capture the stage again."
         )
-    _refuse_state(manifest.stage, {name for call in calls for name in call.state_after})
+    _refuse_state(manifest.stage, replay.changing_state())
 
     def run_pipeline() -> float:
         plain = time_plain_run(loaded, replay.site, timer)
@@ -92,7 +92,6 @@ def measure(loaded: LoadedTarget, request: InTurnsRequest) -> InTurns:
     start = time.perf_counter()
     for _ in range(_WARMUPS):
         run_pipeline()
-        _refuse_state(manifest.stage, {name for call in calls for name in replay.state_unlike(call)})
         state = Encoded.of(read_state(replay.site), capture_types())
         replay_all()
     turn_s = (time.perf_counter() - start) / _WARMUPS

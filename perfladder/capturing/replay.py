@@ -172,9 +172,11 @@ class Replay:
         with self.settings(call):
             return time_ms(lambda: self.call(args, kwargs), self.loaded.device, call.lead_ms)
 
-    def state_unlike(self, call: CapturedCall) -> set[str]:
-        """Parts of the stage's state that are not now as they were when that call began."""
-        return self._differing(self._state_before(call), read_state(self.site))
+    def changing_state(self) -> set[str]:
+        """Parts of the stage's state that the captured calls, or the pipeline between them, changed."""
+        names = {name for call in self.manifest.calls for name in call.state_after}
+        first, *others = (self._expanded(self._state_before(call)) for call in self.manifest.calls)
+        return names.union(*(_differing_roots(first, other) for other in others))
 
     @property
     def _storages(self) -> list[int]:
@@ -213,13 +215,12 @@ class Replay:
 
         A part that is an object of the inputs is always among them, since each replay has inputs of its own.
         """
-        holders = holders_of(nodes.values())
-        nodes = {name: expanded(node, holders) for name, node in nodes.items()}
         here = {name: state[name] for name in nodes if name in state}
-        expected = Encoded(nodes, self.blocks, self._storages)
-        differences = compare_values(expected, Encoded.of(here, self._types))
-        roots = sorted(nodes, key=len, reverse=True)
-        return {next(root for root in roots if path == root or path.startswith(f"{root}.")) for path in differences}
+        return _differing_roots(self._expanded(nodes), Encoded.of(here, self._types))
+
+    def _expanded(self, nodes: Mapping[str, Node]) -> Encoded:
+        holders = holders_of(nodes.values())
+        return Encoded({n: expanded(node, holders) for n, node in nodes.items()}, self.blocks, self._storages)
 
     def _note_moving(self, names: set[str]) -> None:
         """Remember parts of the state that change, so that they are put back before every replay."""
@@ -227,6 +228,12 @@ class Replay:
         if not names <= self._moving:
             self._moving |= names
             self._restored.clear()
+
+
+def _differing_roots(expected: Encoded, found: Encoded) -> set[str]:
+    differences = compare_values(expected, found)
+    roots = sorted(expected.nodes, key=len, reverse=True)
+    return {next(root for root in roots if path == root or path.startswith(f"{root}.")) for path in differences}
 
 
 def _with_linked(names: set[str], nodes: Mapping[str, Node]) -> set[str]:
