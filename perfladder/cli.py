@@ -261,7 +261,8 @@ def replay(
         bool, typer.Option("--synthetic", help="Random numbers in place of the captured ones; proves nothing.")
     ] = False,
     in_turns: Annotated[
-        bool, typer.Option("--in-turns", help="Where only the time is undecided, take turns with the whole pipeline.")
+        bool,
+        typer.Option("--in-turns", help="Where only the time is not faithful, take turns with the whole pipeline."),
     ] = False,
     changes: Set = None,
 ) -> None:

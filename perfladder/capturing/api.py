@@ -183,8 +183,8 @@ class StageBenchHarness:
         Args:
             repeats: Timed repeats of each captured call.
             synthetic: Random numbers in place of the captured ones; nothing is then proven.
-            in_turns: Where only the time is undecided, load the whole target in another process, and let replays and
-                runs of the pipeline take turns there.
+            in_turns: Where only the time keeps a replay from being faithful, load the whole target in another process,
+                and let replays and runs of the pipeline take turns there.
             tell: Receives lines of progress.
 
         Raises:

@@ -1,7 +1,7 @@
 """Replays and runs of the pipeline in turns, in the process of the whole target: the machine's speed is that of both.
 
-For replays whose time could not be judged alone. A process, or a few seconds, on a shared machine may be half as fast
-as another; what takes turns sees the same.
+For replays that alone did not take as long, or could not tell. A process, or a few seconds, on a shared machine may be
+half as fast as another; what takes turns sees the same.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from perfladder.timing.timer import StageTimer
 if TYPE_CHECKING:
     from perfladder.capturing.evict import Evictor
 
-_MOST_TURNS: Final = 40
+_MOST_TURNS: Final = 100
 _LEAST_TURNS: Final = 10
 """What a comparison of pairs needs."""
 BUDGET_S: Final = 20.0
@@ -49,7 +49,7 @@ class InTurns(CachesVerdict):
 def measure(loaded: LoadedTarget, request: InTurnsRequest) -> InTurns:
     """Run the pipeline and replay the captured calls in turns, in the order AB BA AB ..
 
-    Up to 40 turns, as many as 20 seconds allow, and at least 10. Short calls are replayed a second time in each, with
+    Up to 100 turns, as many as 20 seconds allow, and at least 10. Short calls are replayed a second time in each, with
     the caches emptied.
 
     Raises:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from perfladder.capturing.rounds import TIMING_TOLERANCE
 from perfladder.findings.background import Background, interval_text, where
 from perfladder.findings.finding import Evidence, Finding, Kind
 from perfladder.rungs.capture import CaptureResult
@@ -41,7 +42,7 @@ def harness_findings(result: HarnessResult, background: Background) -> list[Find
         source=where("harness", "parity"),
     )
     kind: Kind
-    if result.parity == "different" or any(call.second_replay_differs for call in result.calls):
+    if result.has_other_output:
         kind, claim = (
             "replay_output_differs",
             f"The replay of {result.stage} is not faithful. {' '.join(result.unfaithful_because)}",
@@ -75,7 +76,7 @@ def harness_findings(result: HarnessResult, background: Background) -> list[Find
         parity = "bit for bit" if result.parity == "exact" else "within tolerance"
         claim = (
             f"{result.stage} alone behaves as in the pipeline: the same output {parity}, {result.timing_ratio:.2f} "
-            f"times its duration{', in turns with runs of the pipeline' if result.in_turns else ''}."
+            f"times its duration{_in_turns(result)}."
         )
         next_experiment = "Try a change on the replay first: it takes seconds, and stands for the pipeline."
     return [
@@ -90,3 +91,11 @@ def harness_findings(result: HarnessResult, background: Background) -> list[Find
             next_experiment=next_experiment,
         )
     ]
+
+
+def _in_turns(result: HarnessResult) -> str:
+    if result.in_turns is None or result.alone_timing_ratio is None:
+        return ""
+    is_near = abs(result.alone_timing_ratio - 1) <= TIMING_TOLERANCE
+    why = "" if is_near else ", by that process or by the machine"
+    return f", in turns with runs of the pipeline ({result.alone_timing_ratio:.2f} times in a process of its own{why})"

@@ -81,13 +81,13 @@ class HarnessResult(RungResult):
     )
     timing_ratio: float | None = Field(
         default=None,
-        description="Replayed over in-pipeline time: of medians; where these decide nothing, of turns (`in_turns`).",
+        description="Replayed over in-pipeline time: of medians; where these are not alike, of turns (`in_turns`).",
     )
     timing_ratio_interval: Interval | None = None
     warm_timing_ratio: float | None = None
     evicted_timing_ratio: float | None = None
     alone_timing_ratio: float | None = Field(
-        default=None, description="That of the replays alone, where turns decided instead."
+        default=None, description="That of the replays alone, where there were turns."
     )
     host_ratio: float | None = Field(
         default=None,
@@ -96,13 +96,18 @@ class HarnessResult(RungResult):
     )
     in_turns: InTurns | None = Field(
         default=None,
-        description="Replays and runs of the pipeline in turns, in one process, where replays alone decided nothing.",
+        description="Replays and runs of the pipeline in turns, in one process, where replays alone took another time.",
     )
     is_timing_faithful: bool | None = Field(default=None, description="None where the samples cannot tell.")
     is_faithful: bool | None = Field(default=None, description="Same output and same duration; None if undecided.")
     unfaithful_because: list[str] = []
     peak_device_allocated_bytes: int | None = Field(default=None, description="Weights of the stage included.")
     peak_host_rss_bytes: int | None = Field(default=None, description="Of the whole replay process.")
+
+    @property
+    def has_other_output(self) -> bool:
+        """Whether a replay gives another output than the pipeline, or than another replay."""
+        return self.parity == "different" or any(call.second_replay_differs for call in self.calls)
 
     @property
     def max_abs_error(self) -> float | None:
@@ -128,7 +133,7 @@ def estimate(context: RungContext) -> CostEstimate:
         time_s=None if call_ms is None else load_s + replays * call_ms / 1000,
         memory_bytes=stages.peak_device_reserved_bytes or stages.peak_host_rss_bytes,
         basis=f"loading again ({load_s:.3g} s), then {replays} replays of a call, and up to {in_turns.BUDGET_S:.0f} s "
-        "of turns with the pipeline where these decide nothing; memory as in the pipeline",
+        "of turns with the pipeline where these do not take as long; memory as in the pipeline",
     )
 
 
@@ -157,14 +162,14 @@ def run(context: RungContext, request: HarnessRequest | None = None) -> HarnessR
 def decide_in_turns(
     result: HarnessResult, folder: str, take_turns: Callable[[InTurnsRequest], InTurns]
 ) -> HarnessResult:
-    """Where only the time is undecided, judge it by replays and runs of the pipeline in turns.
+    """Where only the time keeps a replay from being faithful, judge it by replays and runs of the pipeline in turns.
 
     Args:
         result: Of the replays alone.
         folder: The capture.
         take_turns: Runs `in_turns.measure` in a process that holds the whole target.
     """
-    if result.data != "captured" or result.unfaithful_because or result.is_timing_faithful is not None:
+    if result.data != "captured" or result.has_other_output or result.is_timing_faithful:
         return result
     try:
         turns = take_turns(InTurnsRequest(folder=folder))

@@ -46,4 +46,4 @@ def test_a_replay_timed_in_turns_says_so_and_what_it_gave_alone(tmp_path):
     run = make_run(tmp_path, changes={"harness": decide})
     report = build_report(run)
     for text in (render_markdown(report), render_html(report, run)):
-        assert "in turns with runs of the pipeline; alone 0.712, which decided nothing" in text
+        assert "in turns with runs of the pipeline; 0.712 in a process of its own" in text

@@ -1,5 +1,6 @@
 import itertools
 import json
+import re
 import time
 
 import pytest
@@ -7,15 +8,17 @@ import torch
 from torch import nn
 
 from perfladder.capturing import in_turns
-from perfladder.capturing.in_turns import InTurnsRequest
+from perfladder.capturing.in_turns import InTurns, InTurnsRequest
 from perfladder.capturing.plain_calls import PlainCall, plain_call
 from perfladder.capturing.store import read_manifest
 from perfladder.errors import CaptureError, InputError, RungError, WorkloadError
+from perfladder.findings.harness import harness_findings
 from perfladder.instrument import Site
 from perfladder.rungs import capture, harness
 from perfladder.rungs.capture import CaptureRequest, CaptureResult
 from perfladder.rungs.harness import HarnessRequest, HarnessResult
 from perfladder.rungs.stages import Call, StagesResult
+from perfladder.stats import Interval, Samples
 from perfladder.timing import timer
 
 
@@ -87,8 +90,6 @@ def test_change_of_the_machines_speed_leaves_the_time_undecided_and_is_said(
     capture_stage, wrap, tmp_path, monkeypatch, make_workload
 ):
     from backgrounds import make_background
-
-    from perfladder.findings.harness import harness_findings
 
     capture_stage(Pipe(Linear()))
     # Three calls: warm-up rounds, then 12 rounds of each kind, of which the last are half as fast.
@@ -582,7 +583,7 @@ def test_replays_and_runs_take_turns_in_one_process(wrap, tmp_path):
     result = harness.decide_in_turns(UNDECIDED, folder, lambda request: in_turns.measure(loaded, request))
     turns = result.in_turns
     assert turns is not None
-    assert len(turns.pipeline_ms.values) == len(turns.replayed_ms.values) == len(turns.evicted_ms.values) == 40
+    assert len(turns.pipeline_ms.values) == len(turns.replayed_ms.values) == len(turns.evicted_ms.values) == 100
     assert (result.timing_ratio, result.timing_ratio_interval) == (turns.ratio, turns.interval)
     assert result.timing_ratio in (turns.warm_ratio, turns.evicted_ratio)
     assert (result.caches, result.alone_timing_ratio) == (turns.caches, 0.7)
@@ -675,20 +676,52 @@ def test_a_slow_pipeline_takes_as_many_turns_as_a_comparison_needs(wrap, tmp_pat
     "changes",
     [
         {"is_timing_faithful": True, "is_faithful": True},
-        {"is_timing_faithful": False, "is_faithful": False, "unfaithful_because": ["It is slower."]},
         {"parity": "different", "is_faithful": False, "unfaithful_because": ["It differs."]},
         {"data": "synthetic"},
         {"data": "redacted"},
     ],
-    ids=["faithful", "slower", "other-output", "synthetic", "redacted"],
+    ids=["faithful", "other-output", "synthetic", "redacted"],
 )
-def test_turns_are_for_what_is_undecided(changes):
+def test_turns_are_for_the_time_alone(changes):
     result = UNDECIDED.model_copy(update=changes)
 
     def never(request):
         raise AssertionError("nothing is to be measured")
 
     assert harness.decide_in_turns(result, "folder", never) is result
+
+
+@pytest.mark.parametrize(
+    ("ratio", "is_faithful", "reasons", "claim"),
+    [
+        (
+            1.01,
+            True,
+            [],
+            r"1\.01 times its duration, in turns .* \(0\.70 times in a process of its own, by that process",
+        ),
+        (1.04, None, [], r"in 1\.04 times its duration in the pipeline"),
+        (0.9, False, ["Replayed in turns with runs of the pipeline it is 10% faster than there."], "10% faster"),
+    ],
+)
+def test_turns_overrule_replays_that_alone_took_another_time(make_background, ratio, is_faithful, reasons, claim):
+    slower = {"is_timing_faithful": False, "is_faithful": False, "unfaithful_because": ["It is slower."]}
+    samples, interval = Samples(launches=[[1.0]]), Interval(low=ratio, high=ratio)
+    turns = InTurns(
+        caches="warm",
+        ratio=ratio,
+        interval=interval,
+        warm_ratio=ratio,
+        evicted_ratio=None,
+        is_faithful=is_faithful,
+        pipeline_ms=samples,
+        replayed_ms=samples,
+    )
+    result = harness.decide_in_turns(UNDECIDED.model_copy(update=slower), "folder", lambda request: turns)
+    assert (result.is_timing_faithful, result.is_faithful) == (is_faithful, is_faithful)
+    assert (result.unfaithful_because, result.timing_ratio, result.alone_timing_ratio) == (reasons, ratio, 0.7)
+    (finding,) = harness_findings(result, make_background())
+    assert re.search(claim, finding.claim)
 
 
 def test_a_pipeline_that_fails_in_turns_costs_no_more_than_them():

@@ -38,9 +38,7 @@ def _harness_words(result: HarnessResult) -> Text:
         if interval := result.timing_ratio_interval:
             words += f" (95 % interval {interval.low:.3f} to {interval.high:.3f}, with {result.caches} caches)"
         if result.in_turns is not None:
-            words += (
-                f", in turns with runs of the pipeline; alone {result.alone_timing_ratio:.3f}, which decided nothing"
-            )
+            words += f", in turns with runs of the pipeline; {result.alone_timing_ratio:.3f} in a process of its own"
         words += "."
     return Text(
         line=["Stage ", Code(text=result.stage or "–"), " in a process of its own: ", Strong(text=verdict), words]
