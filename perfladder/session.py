@@ -79,7 +79,10 @@ class Session:
         self._pending: str | None = None
 
     def __enter__(self) -> Self:
-        self._start()
+        with contextlib.ExitStack() as failed:
+            failed.callback(self._scratch.close)
+            self._start()
+            failed.pop_all()
         return self
 
     def __exit__(

@@ -314,6 +314,13 @@ def test_session_that_cannot_start_its_worker_says_why(write_target, tmp_path):
             session.call(load, LoadRequest(), timeout_s=20)
 
 
+def test_session_that_does_not_start_leaves_no_log(write_target, tmp_path):
+    session = Session(write_target(tmp_path, TARGET), log_path=None, folder=tmp_path / "missing")
+    with pytest.raises(FileNotFoundError), session:
+        pass
+    assert not session.log_path.parent.exists()
+
+
 def test_session_in_this_process_runs_the_same_functions(wrap):
     result = LocalSession(wrap(lambda: 1, measured_runs=1)).call(measure_stages, StagesRequest(), timeout_s=1)
     assert result.status == "done"
