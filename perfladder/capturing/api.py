@@ -56,7 +56,7 @@ def capture(
         runs: How many runs to capture.
         warmup_runs: Runs before all others, which count for nothing.
         reference_runs: Runs before the captured ones that time the stage's calls in the pipeline; None: 5 to 20, as fit
-            into 3 seconds, without those at the begin that are slower than the rest.
+            into 3 seconds, without those at the begin that do not lie at the level of the rest.
         max_bytes: Limit of the tensors' bytes; None: a quarter of the free disk, 4 GiB at most.
         redact: Replace texts and numbers by meaningless ones of the same form: a capture holds users' prompts and
             pictures.

@@ -14,16 +14,21 @@ from typing import TYPE_CHECKING, Final
 
 from pydantic import Field
 
+from perfladder.capturing.nodes import forms_of, leaves_of
 from perfladder.capturing.plain_calls import time_plain_run
 from perfladder.capturing.rounds import Caches, CachesVerdict, judge_caches
 from perfladder.errors import RungError
+from perfladder.instrument import instrument
 from perfladder.models import Model
+from perfladder.progress import Progress
 from perfladder.stats import Interval, Samples, compare_samples
 from perfladder.target import LoadedTarget
 from perfladder.timing.timer import StageTimer
 
 if TYPE_CHECKING:
     from perfladder.capturing.evict import Evictor
+    from perfladder.capturing.replay import Replay
+    from perfladder.capturing.store import CapturedCall
 
 _MOST_TURNS: Final = 100
 _LEAST_TURNS: Final = 10
@@ -49,13 +54,14 @@ class InTurns(CachesVerdict):
 def measure(loaded: LoadedTarget, request: InTurnsRequest) -> InTurns:
     """Run the pipeline and replay the captured calls in turns, in the order AB BA AB ..
 
-    Up to 100 turns, as many as 20 seconds allow, and at least 10. Short calls are replayed a second time in each, with
-    the caches emptied.
+    Up to 100 turns, as many as 20 seconds allow, and at least 10 however long they take. Short calls are replayed a
+    second time in each, with the caches emptied.
 
     Raises:
         CaptureError: The capture cannot be used.
-        RungError: The pipeline is another one than was captured, does not call the stage as it did, or changes its
-            state: to put that back for a replay would take from the pipeline what it shares with the stage.
+        RungError: The pipeline does not call the stage as often, or with inputs of the same form, as when it was
+            captured, or changes its state: to put that back for a replay would take from the pipeline what it shares
+            with the stage.
         WorkloadError: The pipeline, or the stage, raised.
     """
     from perfladder.capturing.compare import Encoded, compare_values
@@ -68,12 +74,8 @@ def measure(loaded: LoadedTarget, request: InTurnsRequest) -> InTurns:
     replay = Replay(loaded, Path(request.folder), restores_state=False)
     manifest, calls = replay.manifest, replay.manifest.calls
     evictor = evictor_for(calls, loaded.device)
-    if manifest.work_digest != loaded.workload.fingerprints.work.digest:
-        raise RungError(
-            f"Stage {manifest.stage!r} was captured with another workload or target than the one given now: its calls "
-            "are not those of this pipeline. Give the workload of the capture, or capture the stage again."
-        )
     _refuse_state(manifest.stage, replay.changing_state())
+    _refuse_other_inputs(loaded, replay)
 
     def run_pipeline() -> float:
         plain = time_plain_run(loaded, replay.site, timer)
@@ -89,19 +91,21 @@ def measure(loaded: LoadedTarget, request: InTurnsRequest) -> InTurns:
     def replay_all(emptied: Evictor | None = None) -> float:
         return sum(replay.time_ms(call, emptied) for call in calls)
 
-    start = time.perf_counter()
-    for _ in range(_WARMUPS):
-        run_pipeline()
-        state = Encoded.of(read_state(replay.site), capture_types())
-        replay_all()
-    turn_s = (time.perf_counter() - start) / _WARMUPS
     sides = {"pipeline": run_pipeline, "warm": replay_all}
     if evictor is not None:
         sides["evicted"] = partial(replay_all, evictor)
+    start = time.perf_counter()
+    for _ in range(_WARMUPS):
+        for side in sides.values():
+            side()
+    turn_s = (time.perf_counter() - start) / _WARMUPS
+    state = Encoded.of(read_state(replay.site), capture_types())
     times: dict[str, list[float]] = {side: [] for side in sides}
-    for number in range(int(min(_MOST_TURNS, max(_LEAST_TURNS, BUDGET_S / turn_s)))):
-        for side in sides if number % 2 == 0 else reversed(sides):
-            times[side].append(sides[side]())
+    num_turns = int(min(_MOST_TURNS, max(_LEAST_TURNS, BUDGET_S / turn_s)))
+    for number in range(num_turns):
+        loaded.tell(Progress(label="replaying in turns", num_done=number, num_total=num_turns))
+        for name in sides if number % 2 == 0 else reversed(sides):
+            times[name].append(sides[name]())
     _refuse_state(manifest.stage, compare_values(state, Encoded.of(read_state(replay.site), capture_types())))
     samples = {side: Samples(launches=[values]) for side, values in times.items()}
     ratios: dict[Caches, tuple[float, Interval]] = {"warm": _ratio(samples["warm"], samples["pipeline"])}
@@ -113,6 +117,33 @@ def measure(loaded: LoadedTarget, request: InTurnsRequest) -> InTurns:
         replayed_ms=samples["warm"],
         evicted_ms=samples.get("evicted"),
     )
+
+
+def _refuse_other_inputs(loaded: LoadedTarget, replay: Replay) -> None:
+    """Calls that are given something else may take another time."""
+    from perfladder.capturing.encode import Encoder
+    from perfladder.capturing.recorder import Recorder
+
+    captured = {call.index: _forms(call) for call in replay.manifest.calls}
+    recorder = Recorder(loaded, lambda index: index in captured, Encoder())
+    loaded.prepare_run()
+    with instrument([replay.site], recorder):
+        loaded.run()
+    for call in recorder.calls:
+        here, there = _forms(call), captured[call.index]
+        if here != there:
+            path = min(path for path in {*here, *there} if here.get(path) != there.get(path))
+            raise RungError(
+                f"The pipeline gives stage {replay.manifest.stage!r} other inputs than when it was captured: {path} of "
+                f"call {call.index} is {here.get(path, 'not there')}, and was {there.get(path, 'not there')}. Capture "
+                "it again with the inputs of now."
+            )
+
+
+def _forms(call: CapturedCall) -> dict[str, str]:
+    """Of the inputs but for plain fractions: no call takes longer for another one."""
+    leaves = leaves_of(call.inputs)
+    return forms_of({path: leaf for path, leaf in leaves.items() if not isinstance(leaf.value, float)})
 
 
 def _refuse_state(stage: str, changing: Collection[str]) -> None:

@@ -85,6 +85,19 @@ def leaves_of(nodes: Mapping[str, Node]) -> dict[str, Node]:
     return {path: leaf for root, node in nodes.items() for path, leaf in leaves(node, root).items()}
 
 
+def forms_of(leaves: Mapping[str, Node]) -> dict[str, str]:
+    """What each leaf is; a text is told by its length, since results go into reports and stores."""
+    forms = {}
+    for path, leaf in leaves.items():
+        if leaf.tensor is not None:
+            forms[path] = f"{leaf.tensor.dtype} {leaf.tensor.size} on {leaf.tensor.device}"
+        elif isinstance(leaf.value, str) and leaf.kind == "plain":
+            forms[path] = f"text of {len(leaf.value)} characters"
+        elif leaf.kind == "plain":
+            forms[path] = repr(leaf.value)
+    return forms
+
+
 def labels_of(node: Node) -> set[int]:
     """Labels of the objects that a node holds or refers to."""
     found = set() if node.label is None else {node.label}
@@ -111,6 +124,23 @@ def expanded(node: Node, holders: Mapping[int, Node], depth: int = 0) -> Node:
         return node if held is None else expanded(held, holders, depth + 1)
     items = None if node.items is None else [expanded(item, holders, depth + 1) for item in node.items]
     return node.model_copy(update={"items": items, "label": None})
+
+
+def held_again(node: Node, lost: dict[int, Node]) -> Node:
+    """The node with what is held nowhere any more in the place of the first reference to it.
+
+    Args:
+        node: May refer to what is lost.
+        lost: Objects without a holder, by label; those that have one again are taken out.
+    """
+    if node.label is not None:
+        lost.pop(node.label, None)
+    if node.kind == "same":
+        held = lost.pop(int(str(node.value)), None)
+        return node if held is None else held_again(held, lost)
+    if node.items is None or not lost:
+        return node
+    return node.model_copy(update={"items": [held_again(item, lost) for item in node.items]})
 
 
 def holders_of(nodes: Iterable[Node]) -> dict[int, Node]:

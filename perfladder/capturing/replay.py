@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 from perfladder.capturing.compare import Difference, Encoded, compare_values
 from perfladder.capturing.context import context_restored, restore_rng
 from perfladder.capturing.decode import Decoder, not_rebuildable
-from perfladder.capturing.nodes import Node, expanded, holders_of, labels_of
+from perfladder.capturing.nodes import Node, expanded, held_again, holders_of, labels_of
 from perfladder.capturing.standalone_timing import time_ms
 from perfladder.capturing.state import read_state, write_state
 from perfladder.capturing.store import CapturedCall, Manifest, read_manifest, read_storages
@@ -175,7 +175,7 @@ class Replay:
     def changing_state(self) -> set[str]:
         """Parts of the stage's state that the captured calls, or the pipeline between them, changed."""
         names = {name for call in self.manifest.calls for name in call.state_after}
-        first, *others = (self._expanded(self._state_before(call)) for call in self.manifest.calls)
+        first, *others = (self._expanded(self._state_before(call), call.inputs) for call in self.manifest.calls)
         return names.union(*(_differing_roots(first, other) for other in others))
 
     @property
@@ -204,11 +204,10 @@ class Replay:
 
     def _rebuildable(self, nodes: Mapping[str, Node]) -> dict[str, Node]:
         holders = holders_of(nodes.values())
-        return {
-            name: node
-            for name, node in nodes.items()
-            if not not_rebuildable({name: expanded(node, holders)}, self._types)
-        }
+        kept = {n: node for n, node in nodes.items() if not not_rebuildable({n: expanded(node, holders)}, self._types)}
+        held = holders_of(kept.values())
+        lost = {label: node for label, node in holders.items() if label not in held}
+        return {name: held_again(node, lost) for name, node in kept.items()}
 
     def _differing(self, nodes: dict[str, Node], state: dict[str, Any]) -> set[str]:
         """Parts of the stage's state that are not as these nodes have them.
@@ -218,8 +217,9 @@ class Replay:
         here = {name: state[name] for name in nodes if name in state}
         return _differing_roots(self._expanded(nodes), Encoded.of(here, self._types))
 
-    def _expanded(self, nodes: Mapping[str, Node]) -> Encoded:
-        holders = holders_of(nodes.values())
+    def _expanded(self, nodes: Mapping[str, Node], inputs: Mapping[str, Node] | None = None) -> Encoded:
+        """The nodes without references: to objects that other ones hold, or the inputs where they are given."""
+        holders = holders_of([*(inputs or {}).values(), *nodes.values()])
         return Encoded({n: expanded(node, holders) for n, node in nodes.items()}, self.blocks, self._storages)
 
     def _note_moving(self, names: set[str]) -> None:
@@ -232,7 +232,7 @@ class Replay:
 
 def _differing_roots(expected: Encoded, found: Encoded) -> set[str]:
     differences = compare_values(expected, found)
-    roots = sorted(expected.nodes, key=len, reverse=True)
+    roots = sorted({*expected.nodes, *found.nodes}, key=len, reverse=True)
     return {next(root for root in roots if path == root or path.startswith(f"{root}.")) for path in differences}
 
 

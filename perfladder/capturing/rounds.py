@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 TIMING_TOLERANCE: Final = 0.05
 """A replay is faithful in time if its ratio to the pipeline is within 1 +- this, and its interval within twice that; it
 is not if its interval is outside of 1 +- this."""
+_LEAST_CALL_MS: Final = 0.1
+"""A shorter call hangs on what was done just before it: restoring inputs in a replay, its own code in a pipeline."""
 _WARMUP_ROUNDS: Final = 3
 _MIN_ROUNDS: Final = 8
 _SWITCHES_OF_LASTING_LEVELS: Final = 0.25
@@ -101,6 +103,7 @@ class TimingVerdict(CachesVerdict):
     reference_spread: float
     host_ratio: float | None = Field(description="The host's own work in the replay over that in the pipeline.")
     speed_change: str | None = Field(description="How the machine's own speed changed meanwhile; None if it did not.")
+    too_short: str | None = Field(description="That the calls are too short for a verdict; None if they are not.")
 
 
 def judge_rounds(
@@ -126,8 +129,16 @@ def judge_rounds(
     change = next(filter(None, map(find_speed_change, sides.values())), None)
     if change is None and host_ratio is not None and not verdict.is_faithful:
         change = explain_by_host(verdict.interval, host_ratio)
+    call_ms = float(np.median(reference)) / len(in_pipeline)
+    too_short = None
+    if call_ms < _LEAST_CALL_MS:
+        too_short = (
+            f"A call takes {1000 * call_ms:.3g} us: below {1000 * _LEAST_CALL_MS:.0f} us what was done just before it "
+            "decides how long it takes."
+        )
     return TimingVerdict(
-        **dict(verdict) | ({"is_faithful": None} if change else {}),
+        **dict(verdict) | ({"is_faithful": None} if change or too_short else {}),
+        too_short=too_short,
         host_ratio=host_ratio,
         reference_spread=(max(reference) - min(reference)) / float(np.median(reference)),
         speed_change=change,

@@ -58,7 +58,9 @@ def harness_findings(result: HarnessResult, background: Background) -> list[Find
         next_experiment = "Use the replay for shares and kernels only; time changes in the whole pipeline."
     elif result.is_timing_faithful is None:
         kind = "replay_timing_undecided"
-        told = ("REPLAY_SPEED_CHANGED", "REPLAY_NOT_IN_TURNS") if result.in_turns is None else ()
+        told = (
+            ("REPLAY_SPEED_CHANGED", "REPLAY_CALLS_TOO_SHORT", "REPLAY_NOT_IN_TURNS") if result.in_turns is None else ()
+        )
         why = " ".join(warning.message for warning in result.warnings if warning.code in told)
         warm, emptied = result.warm_timing_ratio, result.evicted_timing_ratio
         if not why and warm is not None and emptied is not None and warm < 1 < emptied:

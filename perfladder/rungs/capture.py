@@ -13,7 +13,7 @@ from pydantic import Field, StrictInt
 
 from perfladder.capturing.decode import not_rebuildable
 from perfladder.capturing.encode import Encoder
-from perfladder.capturing.nodes import leaves_of
+from perfladder.capturing.nodes import forms_of, leaves_of
 from perfladder.capturing.plain_calls import PlainCall, time_plain_run
 from perfladder.capturing.script import SCRIPT, write_script
 from perfladder.capturing.store import MANIFEST, TENSORS, CapturedCall, Manifest, write_capture
@@ -56,7 +56,7 @@ class CaptureRequest(Model):
         default=None,
         gt=0,
         description="Runs that time the stage's calls, as the reference; None: 5 to 20, as fit into 3 seconds, without "
-        "those at the begin that are slower than the rest.",
+        "those at the begin that do not lie at the level of the rest.",
     )
     max_bytes: int | None = Field(
         default=None, gt=0, description="Limit of the tensors' bytes; None: a quarter of the free disk, 4 GiB at most."
@@ -255,7 +255,7 @@ def _write(
             "folder": request.folder,
             "artifacts": {"manifest": MANIFEST, "tensors": TENSORS, "script": SCRIPT},
             "captured_calls": [call.index for call in calls],
-            "input_signature": _signature(calls[0]),
+            "input_signature": forms_of(leaves_of(calls[0].inputs)),
             "mutated_inputs": sorted({path for call in calls for path in call.mutated}),
             "changed_state": sorted({path for call in calls for path in call.state_after}),
             "side_effects": list(dict.fromkeys(what for call in calls for what in call.side_effects)),
@@ -320,16 +320,3 @@ def _reference_runs_in(run_ms: float) -> int:
 def _with_reference(call: CapturedCall, plain: Sequence[PlainCall]) -> CapturedCall:
     leads = [one.host_lead_ms for one in plain if one.host_lead_ms is not None]
     return call.model_copy(update={"in_pipeline_ms": [one.duration_ms for one in plain], "host_lead_ms": leads})
-
-
-def _signature(call: CapturedCall) -> dict[str, str]:
-    """Form of each input; a text is told by its length, since results go into reports and stores."""
-    signature = {}
-    for path, leaf in leaves_of(call.inputs).items():
-        if leaf.tensor is not None:
-            signature[path] = f"{leaf.tensor.dtype} {leaf.tensor.size} on {leaf.tensor.device}"
-        elif isinstance(leaf.value, str) and leaf.kind == "plain":
-            signature[path] = f"text of {len(leaf.value)} characters"
-        elif leaf.kind == "plain":
-            signature[path] = repr(leaf.value)
-    return signature

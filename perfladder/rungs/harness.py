@@ -132,8 +132,8 @@ def estimate(context: RungContext) -> CostEstimate:
     return CostEstimate(
         time_s=None if call_ms is None else load_s + replays * call_ms / 1000,
         memory_bytes=stages.peak_device_reserved_bytes or stages.peak_host_rss_bytes,
-        basis=f"loading again ({load_s:.3g} s), then {replays} replays of a call, and up to {in_turns.BUDGET_S:.0f} s "
-        "of turns with the pipeline where these do not take as long; memory as in the pipeline",
+        basis=f"loading again ({load_s:.3g} s), then {replays} replays of a call, and up to {in_turns.BUDGET_S:.0f} s, "
+        "and at least 10, of turns with the pipeline where these do not take as long; memory as in the pipeline",
     )
 
 
@@ -169,7 +169,8 @@ def decide_in_turns(
         folder: The capture.
         take_turns: Runs `in_turns.measure` in a process that holds the whole target.
     """
-    if result.data != "captured" or result.has_other_output or result.is_timing_faithful:
+    is_too_short = any(warning.code == "REPLAY_CALLS_TOO_SHORT" for warning in result.warnings)
+    if result.data != "captured" or result.has_other_output or result.is_timing_faithful or is_too_short:
         return result
     try:
         turns = take_turns(InTurnsRequest(folder=folder))
@@ -257,7 +258,7 @@ def measure(loaded: LoadedTarget, request: HarnessRequest) -> HarnessResult:
         unfaithful_because=reasons,
         peak_device_allocated_bytes=allocated,
         peak_host_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        warnings=[*_speed_warnings(timing), *_warnings(manifest, loaded, is_real=is_real)],
+        warnings=[*_timing_warnings(timing), *_warnings(manifest, loaded, is_real=is_real)],
     )
 
 
@@ -324,7 +325,9 @@ def _timing_reasons(timing: TimingVerdict, manifest: Manifest) -> list[str]:
     return [f"{change}: {'; '.join(causes)}."]
 
 
-def _speed_warnings(timing: TimingVerdict) -> list[ResultWarning]:
+def _timing_warnings(timing: TimingVerdict) -> list[ResultWarning]:
+    if timing.too_short is not None:
+        return [ResultWarning(code="REPLAY_CALLS_TOO_SHORT", message=timing.too_short)]
     if timing.speed_change is None:
         return []
     message = f"{timing.speed_change} Held against the pipeline's earlier runs that decides nothing."

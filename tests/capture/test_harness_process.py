@@ -93,13 +93,18 @@ def captured(file, tmp_path_factory):
     return folder
 
 
+def without_waiting(told):
+    """Other tests may measure at the same time."""
+    return [line for line in told if not line.startswith("Waiting for device")]
+
+
 def test_stage_replays_alone_in_a_fresh_process(file, captured, tmp_path):
     log, told = tmp_path / "replay.log", []
     harness = pl.StageBenchHarness(captured, workload=file, log_path=log)
     result = harness.run(repeats=3, tell=told.append)
     assert (result.parity, result.data, result.stage) == ("exact", "captured", "net")
     assert result.peak_host_rss_bytes > 0
-    assert told == ["loading the stage", "replaying"]
+    assert without_waiting(told) == ["loading the stage", "replaying"]
     assert "heavy was moved" not in log.read_text(), "the rest is dropped before anything is moved"
 
 
@@ -113,7 +118,8 @@ def test_an_undecided_time_is_decided_in_turns_with_the_whole_pipeline(file, cap
     (folder / "manifest.json").write_text(json.dumps(manifest))
     harness = pl.StageBenchHarness(folder, workload=file)
     result = harness.run(repeats=3, in_turns=True, tell=told.append)
-    assert told == ["loading the stage", "replaying", "loading the target", "replaying in turns"]
+    steps = ["loading the stage", "replaying", "loading the target", "replaying in turns"]
+    assert without_waiting(told) == steps
     assert result.in_turns is not None
     assert result.parity == "exact"
     assert result.timing_ratio == result.in_turns.ratio

@@ -238,3 +238,12 @@ def test_the_yardstick_is_the_same_work_of_the_host_each_time():
         seen.append(operators.counts)
     assert seen[0] == seen[1]
     assert list(seen[0]) == [("aten.add_.Tensor", "cpu")]
+
+
+@pytest.mark.parametrize(("call_ms", "is_faithful"), [(0.09, None), (0.11, True)])
+def test_of_very_short_calls_nothing_is_said(call_ms, is_faithful):
+    values = [call_ms] * 10
+    verdict = judge_rounds(Timed([values, values]), [values, values])
+    assert verdict.is_faithful is is_faithful
+    assert (verdict.too_short or "").startswith("A call takes 90 us" if is_faithful is None else "")
+    assert (verdict.too_short is None) is (is_faithful is True)

@@ -15,6 +15,7 @@ from perfladder.capturing.store import read_manifest
 from perfladder.errors import CaptureError, InputError, RungError, WorkloadError
 from perfladder.findings.harness import harness_findings
 from perfladder.instrument import Site
+from perfladder.models import ResultWarning
 from perfladder.rungs import capture, harness
 from perfladder.rungs.capture import CaptureRequest, CaptureResult
 from perfladder.rungs.harness import HarnessRequest, HarnessResult
@@ -87,10 +88,18 @@ def test_pure_module_replays_exactly(capture_stage, replay):
     assert HarnessResult.model_validate_json(result.model_dump_json()) == result
 
 
-def test_change_of_the_machines_speed_leaves_the_time_undecided_and_is_said(
-    capture_stage, wrap, tmp_path, monkeypatch, make_workload
-):
+def with_times(folder, in_pipeline_ms):
+    """The capture as if its calls had taken so long in the pipeline."""
+    file = folder / "manifest.json"
+    manifest = json.loads(file.read_text())
+    for call in manifest["calls"]:
+        call["in_pipeline_ms"] = in_pipeline_ms
+    file.write_text(json.dumps(manifest))
+
+
+def test_change_of_the_machines_speed_leaves_the_time_undecided_and_is_said(capture_stage, wrap, tmp_path, monkeypatch):
     capture_stage(Pipe(Linear()))
+    with_times(tmp_path / "capture", [1.0] * 5)
     # Three calls: warm-up rounds, then 12 rounds of each kind, of which the last are half as fast.
     clock = iter([1.0] * 9 + [1.0] * 40 + [2.0] * 1000)
     monkeypatch.setattr("perfladder.capturing.replay.time_ms", lambda call, device, lead_ms: next(clock))
@@ -678,8 +687,9 @@ def test_a_slow_pipeline_takes_as_many_turns_as_a_comparison_needs(wrap, tmp_pat
         {"parity": "different", "is_faithful": False, "unfaithful_because": ["It differs."]},
         {"data": "synthetic"},
         {"data": "redacted"},
+        {"warnings": [ResultWarning(code="REPLAY_CALLS_TOO_SHORT", message="12 us")]},
     ],
-    ids=["faithful", "other-output", "synthetic", "redacted"],
+    ids=["faithful", "other-output", "synthetic", "redacted", "too-short"],
 )
 def test_turns_are_for_the_time_alone(changes):
     result = UNDECIDED.model_copy(update=changes)
@@ -733,6 +743,16 @@ def test_a_pipeline_that_fails_in_turns_costs_no_more_than_them():
     assert (warning.code, "the server is gone" in warning.message) == ("REPLAY_NOT_IN_TURNS", True)
 
 
+def test_of_calls_of_microseconds_no_time_is_judged(capture_stage, wrap, tmp_path):
+    capture_stage(Pipe(Linear()))
+    with_times(tmp_path / "capture", [0.02] * 5)
+    result = harness.measure(wrap(Pipe(Linear())), HarnessRequest(folder=str(tmp_path / "capture"), repeats=2))
+    (warning,) = (one for one in result.warnings if one.code == "REPLAY_CALLS_TOO_SHORT")
+    assert (result.parity, result.is_faithful) == ("exact", None)
+    (finding,) = harness_findings(result, make_background())
+    assert (finding.kind, warning.message in finding.claim) == ("replay_timing_undecided", True)
+
+
 def test_a_capture_without_the_pipelines_times_is_damaged(capture_stage, replay, tmp_path):
     capture_stage(Pipe(Linear()))
     file = tmp_path / "capture" / "manifest.json"
@@ -763,11 +783,105 @@ def test_a_pipeline_that_calls_the_stage_less_or_more_often_takes_no_turns(wrap,
         in_turns.measure(wrap(Pipe(Linear(), calls=calls)), InTurnsRequest(folder=folder))
 
 
-def test_a_pipeline_that_does_other_work_takes_no_turns(wrap, tmp_path):
+class Wide(Pipe):
+    """Gives its stage the rows that it is told."""
+
+    def __init__(self, rows, steps=2, scale=1.0):
+        super().__init__(Scaling())
+        self.rows, self.steps, self.scale = rows, steps, scale
+
+    def __call__(self):
+        for _ in range(self.calls):
+            x = self.stage(torch.ones(self.rows, 3), steps=self.steps, scale=self.scale)
+        return x
+
+
+class Scaling(Linear):
+    def forward(self, x, steps, scale):
+        for _ in range(steps):
+            x = super().forward(x) * scale
+        return x
+
+
+@pytest.mark.parametrize(
+    ("other", "what"),
+    [
+        pytest.param(
+            Wide(5), r"args\.0 of call 0 is float32 \[5, 3\] on cpu, and was float32 \[2, 3\] on cpu", id="shape"
+        ),
+        pytest.param(Wide(2, steps=7), r"kwargs\.steps of call 0 is 7, and was 2", id="count"),
+    ],
+)
+def test_a_pipeline_that_gives_its_stage_other_inputs_takes_no_turns(wrap, tmp_path, other, what):
     folder = str(tmp_path / "capture")
-    capture.measure(wrap(Pipe(Linear())), CaptureRequest(stage="stage", folder=folder))
-    with pytest.raises(RungError, match="captured with another workload or target than the one given now"):
-        in_turns.measure(wrap(Pipe(Linear()), seed=7), InTurnsRequest(folder=folder))
+    capture.measure(wrap(Wide(2)), CaptureRequest(stage="stage", folder=folder))
+    with pytest.raises(RungError, match=what):
+        in_turns.measure(wrap(other), InTurnsRequest(folder=folder))
+
+
+def test_a_pipeline_of_the_same_form_takes_turns_whatever_its_workload_is_called(wrap, tmp_path):
+    folder = str(tmp_path / "capture")
+    capture.measure(wrap(Wide(2)), CaptureRequest(stage="stage", folder=folder))
+    told = []
+    loaded = wrap(Wide(2, scale=2.0), seed=7)
+    loaded.tell = told.append
+    turns = in_turns.measure(loaded, InTurnsRequest(folder=folder))
+    assert len(told) == len(turns.pipeline_ms.values)
+    assert told[-1].num_done == told[-1].num_total - 1
+
+
+class Lazy(Linear):
+    """Makes what it needs when it is called first."""
+
+    def forward(self, x):
+        if not hasattr(self, "made"):
+            self.made = [1.0]
+        return super().forward(x)
+
+
+class Forgetting(Pipe):
+    def __call__(self):
+        x = super().__call__()
+        del self.stage.made
+        return x
+
+
+def test_a_state_that_appears_after_the_first_call_takes_no_turns(wrap, tmp_path):
+    folder = str(tmp_path / "capture")
+    capture.measure(wrap(Forgetting(Lazy())), CaptureRequest(stage="stage", folder=folder))
+    with pytest.raises(RungError, match=r"changes from call to call or run to run \(made\)"):
+        in_turns.measure(wrap(Forgetting(Lazy())), InTurnsRequest(folder=folder))
+
+
+class Given(Linear):
+    """Is given what it holds."""
+
+    def __init__(self):
+        super().__init__()
+        self.settings = {"scale": [1.0]}
+
+    def forward(self, x, settings):
+        return super().forward(x) * settings["scale"][0]
+
+
+class Giving(Pipe):
+    def use(self, x, index):
+        return self.stage(x, settings=self.stage.settings)
+
+
+def test_a_state_that_is_an_input_too_is_no_change(wrap, tmp_path):
+    folder = str(tmp_path / "capture")
+    capture.measure(wrap(Giving(Given())), CaptureRequest(stage="stage", folder=folder))
+    in_turns.measure(wrap(Giving(Given())), InTurnsRequest(folder=folder))
+
+
+def test_what_a_container_that_cannot_be_stored_shares_is_replayed(wrap, tmp_path):
+    folder, shared = str(tmp_path / "capture"), {"n": [1.0]}
+    target = Pipe(TwoConfigured([shared, Foreign()]))
+    target.stage.stats, target.stage.again = shared, [shared, shared["n"]]
+    capture.measure(wrap(target), CaptureRequest(stage="stage", folder=folder))
+    assert harness.measure(wrap(target), HarnessRequest(folder=folder, repeats=1)).parity == "exact"
+    in_turns.measure(wrap(target), InTurnsRequest(folder=folder))
 
 
 # Real schedulers
