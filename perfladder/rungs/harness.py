@@ -132,8 +132,8 @@ def estimate(context: RungContext) -> CostEstimate:
     return CostEstimate(
         time_s=None if call_ms is None else load_s + replays * call_ms / 1000,
         memory_bytes=stages.peak_device_reserved_bytes or stages.peak_host_rss_bytes,
-        basis=f"loading again ({load_s:.3g} s), then {replays} replays of a call; turns with "
-        f"the pipeline where these do not take as long ({in_turns.BUDGET_S:.0f} s, or 10 turns); memory as in the pipeline",
+        basis=f"loading again ({load_s:.3g} s), then {replays} replays of a call; turns with the "
+        f"pipeline where these do not take as long ({in_turns.BUDGET_S:.0f} s, or 10 turns); memory as in the pipeline",
     )
 
 
