@@ -79,10 +79,11 @@ class Session:
         self._pending: str | None = None
 
     def __enter__(self) -> Self:
-        with contextlib.ExitStack() as failed:
-            failed.callback(self._scratch.close)
+        try:
             self._start()
-            failed.pop_all()
+        except BaseException:
+            self._scratch.close()
+            raise
         return self
 
     def __exit__(

@@ -18,7 +18,6 @@ from perfladder.capturing.nodes import forms_of, leaves_of
 from perfladder.capturing.plain_calls import time_plain_run
 from perfladder.capturing.rounds import Caches, CachesVerdict, judge_caches
 from perfladder.errors import RungError
-from perfladder.instrument import instrument
 from perfladder.models import Model
 from perfladder.progress import Progress
 from perfladder.stats import Interval, Samples, compare_samples
@@ -64,11 +63,9 @@ def measure(loaded: LoadedTarget, request: InTurnsRequest) -> InTurns:
             with the stage.
         WorkloadError: The pipeline, or the stage, raised.
     """
-    from perfladder.capturing.compare import Encoded, compare_values
+    from perfladder.capturing.compare import compare_values
     from perfladder.capturing.evict import evictor_for
     from perfladder.capturing.replay import Replay
-    from perfladder.capturing.state import read_state
-    from perfladder.capturing.types import capture_types
 
     timer = StageTimer(time.perf_counter_ns, loaded.device)
     replay = Replay(loaded, Path(request.folder), restores_state=False)
@@ -99,14 +96,14 @@ def measure(loaded: LoadedTarget, request: InTurnsRequest) -> InTurns:
         for side in sides.values():
             side()
     turn_s = (time.perf_counter() - start) / _WARMUPS
-    state = Encoded.of(read_state(replay.site), capture_types())
+    state = replay.state()
     times: dict[str, list[float]] = {side: [] for side in sides}
     num_turns = int(min(_MOST_TURNS, max(_LEAST_TURNS, BUDGET_S / turn_s)))
     for number in range(num_turns):
         loaded.tell(Progress(label="replaying in turns", num_done=number, num_total=num_turns))
         for name in sides if number % 2 == 0 else reversed(sides):
             times[name].append(sides[name]())
-    _refuse_state(manifest.stage, compare_values(state, Encoded.of(read_state(replay.site), capture_types())))
+    _refuse_state(manifest.stage, compare_values(state, replay.state()))
     samples = {side: Samples(launches=[values]) for side, values in times.items()}
     ratios: dict[Caches, tuple[float, Interval]] = {"warm": _ratio(samples["warm"], samples["pipeline"])}
     if "evicted" in samples:
@@ -126,9 +123,7 @@ def _refuse_other_inputs(loaded: LoadedTarget, replay: Replay) -> None:
 
     captured = {call.index: _forms(call) for call in replay.manifest.calls}
     recorder = Recorder(loaded, lambda index: index in captured, Encoder())
-    loaded.prepare_run()
-    with instrument([replay.site], recorder):
-        loaded.run()
+    recorder.record_run(replay.site)
     for call in recorder.calls:
         here, there = _forms(call), captured[call.index]
         if here != there:

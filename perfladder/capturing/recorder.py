@@ -13,7 +13,7 @@ from perfladder.capturing.nodes import PLAIN, Node, is_linked, leaves_of
 from perfladder.capturing.side_effects import side_effects
 from perfladder.capturing.state import read_state, weight_changes
 from perfladder.capturing.store import CapturedCall
-from perfladder.instrument import Observer, Site
+from perfladder.instrument import Observer, Site, instrument
 from perfladder.target import LoadedTarget
 
 STATE_ROOT = "state."
@@ -53,9 +53,12 @@ class Recorder(Observer):
         self.run = 0
         self._num_seen = 0
 
-    def begin_run(self, run: int) -> None:
-        """The calls of another run follow."""
+    def record_run(self, site: Site, run: int = 0) -> None:
+        """Run the target once, and copy the chosen calls of that stage in it."""
+        self.loaded.prepare_run()
         self.run, self._num_seen = run, 0
+        with instrument([site], self):
+            self.loaded.run()
 
     def enter(self, site: Site, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _OpenCapture | None:
         """Copy the inputs of a chosen call, with all that surrounds it."""

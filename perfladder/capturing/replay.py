@@ -172,6 +172,10 @@ class Replay:
         with self.settings(call):
             return time_ms(lambda: self.call(args, kwargs), self.loaded.device, call.lead_ms)
 
+    def state(self) -> Encoded:
+        """The stage's state as it is now."""
+        return Encoded.of(read_state(self.site), self._types)
+
     def changing_state(self) -> set[str]:
         """Parts of the stage's state that the captured calls, or the pipeline between them, changed."""
         names = {name for call in self.manifest.calls for name in call.state_after}

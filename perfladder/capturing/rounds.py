@@ -129,13 +129,7 @@ def judge_rounds(
     change = next(filter(None, map(find_speed_change, sides.values())), None)
     if change is None and host_ratio is not None and not verdict.is_faithful:
         change = explain_by_host(verdict.interval, host_ratio)
-    call_ms = float(np.median(reference)) / len(in_pipeline)
-    too_short = None
-    if call_ms < _LEAST_CALL_MS:
-        too_short = (
-            f"A call takes {1000 * call_ms:.3g} us: below {1000 * _LEAST_CALL_MS:.0f} us what was done just before it "
-            "decides how long it takes."
-        )
+    too_short = explain_by_length(float(np.median(reference)) / len(in_pipeline))
     return TimingVerdict(
         **dict(verdict) | ({"is_faithful": None} if change or too_short else {}),
         too_short=too_short,
@@ -217,6 +211,16 @@ def explain_by_host(interval: Interval, host_ratio: float) -> str | None:
     return (
         f"The host itself is {change} than it was beside the pipeline's runs: a fixed piece of its work takes "
         f"{host_ratio:.2f} times as long."
+    )
+
+
+def explain_by_length(call_ms: float) -> str | None:
+    """Tell that calls of this length are too short for a verdict; None if they are not."""
+    if call_ms >= _LEAST_CALL_MS:
+        return None
+    return (
+        f"A call takes {1000 * call_ms:.3g} us: below {1000 * _LEAST_CALL_MS:.0f} us what was done just before it "
+        "decides how long it takes."
     )
 
 

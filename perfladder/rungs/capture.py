@@ -21,7 +21,7 @@ from perfladder.capturing.types import capture_types
 from perfladder.capturing.yardstick import Yardstick
 from perfladder.environment import take_snapshot
 from perfladder.errors import InputError, NotPossibleHereError, RungError
-from perfladder.instrument import Site, instrument
+from perfladder.instrument import Site
 from perfladder.models import Model, ResultWarning
 from perfladder.rungs.base import RungContext, RungResult
 from perfladder.rungs.cost import CostEstimate
@@ -132,10 +132,7 @@ def measure(loaded: LoadedTarget, request: CaptureRequest) -> CaptureResult:
     encoder = Encoder(max_bytes=result.max_bytes, redact=request.redact)
     recorder = Recorder(loaded, lambda index: chosen is None or index in chosen, encoder, redact=request.redact)
     for number in range(request.runs):
-        loaded.prepare_run()
-        recorder.begin_run(number)
-        with instrument([site], recorder):
-            loaded.run()
+        recorder.record_run(site, number)
     result = result.model_copy(update={"calls_per_run": num_calls, "not_stored": encoder.unsupported})
     if reason := _not_replayable(request, recorder, result):
         effects = list(dict.fromkeys(what for call in recorder.calls for what in call.side_effects))
